@@ -15,6 +15,7 @@ LIMITS = {"float32": 1e-5, "float64": 1e-12}
 SAME = plan_of(((0, 1), (3, 6), 4), ((2, 3), (3, 6), 4))
 OTHER = plan_of(((0,), (6,), 2), ((1, 2, 3), (2, 4, 6), 4))
 THREE = plan_of(((0, 1, 2), (2, 4, 6), 3), ((3,), (6,), 1), ((4, 5), (3, 6), 3))
+INTERLEAVED = plan_of(((0, 1, 2), (1, 2, 3, 4, 5, 6), 3), ((3,), (6,), 1), ((4, 5), (1, 3, 4, 6), 3))
 TEN_LAYERS = plan_of(((0,), (10,), 10), ((1, 2, 3), (3, 7, 10), 14))
 
 
@@ -28,6 +29,7 @@ def runs(root, tmp_path_factory):
         "float32": FixedRun(small_job(), OTHER, 50, True, True),
         "float64": FixedRun(small_job(dtype="float64"), OTHER, 50, True, True),
         "own": FixedRun(own, THREE, 12, True, True),
+        "interleaved": FixedRun(own, INTERLEAVED, 12, True, True),
     }
     seen = run_fixed(list(found.values()), tmp_path_factory.mktemp("fixed") / "run")
     return dict(zip(found, zip(found.values(), seen, strict=True), strict=True))
@@ -90,8 +92,9 @@ def test_pipelines_cut_at_different_layers_train_as_one_process_does(runs, dtype
     assert losses[-1] < losses[0]
 
 
-def test_a_users_own_chain_does_not_depend_on_where_it_is_cut(runs):
-    run, seen = runs["own"]
+@pytest.mark.parametrize("name", ["own", "interleaved"])
+def test_a_users_own_chain_does_not_depend_on_where_it_is_cut(runs, name):
+    run, seen = runs[name]
     losses = agrees(run, seen)
     states = states_of(seen)
     assert {len(states[layer]) for layer in range(6)} == {3}

@@ -10,13 +10,14 @@ N_LAYERS, MOST_NODES = 6, 5
 
 @st.composite
 def plans(draw):
-    """Draw pipelines on a few nodes, each cut anywhere, with one microbatch or more each."""
+    """Draw pipelines on a few nodes, each cut anywhere, with one microbatch or more and stages of a node."""
     sizes = draw(
         st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda one: sum(one) <= MOST_NODES)
     )
     nodes, pipelines = iter(draw(st.permutations(range(sum(sizes))))), []
     for size in sizes:
-        cuts = draw(st.sets(st.integers(1, N_LAYERS - 1), min_size=size - 1, max_size=size - 1))
+        n_stages = size * (draw(st.integers(1, 2)) if size > 1 else 1)
+        cuts = draw(st.sets(st.integers(1, N_LAYERS - 1), min_size=n_stages - 1, max_size=n_stages - 1))
         ends = (*sorted(cuts), N_LAYERS)
         pipelines.append((tuple(next(nodes) for _ in range(size)), ends, draw(st.integers(1, 4))))
     return plan_of(*pipelines)

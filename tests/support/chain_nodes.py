@@ -1,6 +1,7 @@
 """Nodes of a resilient job as threads of one process: gloo between them is the same as between processes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,24 @@ def template(*ends):
     return PipelineTemplate(len(stages), 1, stages, 1.0)
 
 
+def interleaved(n_nodes, *ends):
+    """Return a template for so many nodes whose stages end at these layers, several for each."""
+    return replace(template(*ends), n_nodes=n_nodes, interleave=len(ends) // n_nodes)
+
+
 def plan_of(*pipelines):
-    """Return a plan: nodes, ends of the stages and microbatches of each pipeline."""
-    return HybridPlan(tuple(Pipeline(nodes, template(*ends), count) for nodes, ends, count in pipelines))
+    """Return a plan: nodes, ends of the stages and microbatches of each pipeline.
+
+    More stages than nodes are interleaved.
+    """
+    return HybridPlan(
+        tuple(
+            Pipeline(
+                nodes, interleaved(len(nodes), *ends) if len(ends) > len(nodes) else template(*ends), count
+            )
+            for nodes, ends, count in pipelines
+        )
+    )
 
 
 class Nodes:

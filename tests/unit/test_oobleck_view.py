@@ -96,3 +96,15 @@ def test_a_terminal_shows_where_every_node_is(monkeypatch):
     table = text[text.rindex("1/7 iterations, loss 2.5000") :]
     assert "layers 0-1" in table and "layers 2-4" in table
     assert "\x1b[" in text and "node 1 is lost" in text
+
+
+def test_a_node_with_interleaved_stages_shows_the_layers_of_each(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    view = LiveView(7, Terminal())
+    stages = tuple(Stage(first, end, 1, 0.1) for first, end in ((0, 1), (1, 3), (3, 5), (5, 6)))
+    pipelines = (Pipeline((0, 1), PipelineTemplate(2, 1, stages, 0.4, 2), 6),)
+    work = Work(pipelines, (), 0, None, is_start=True, kinds=("join",), f=0)
+    view(Event("plan", 12.0, None, {"work": WORK.dump_python(work, mode="json")}))
+    view.close()
+    text = view.stream.getvalue()
+    assert "layers 0-0,3-4" in text and "layers 1-2,5-5" in text

@@ -209,8 +209,9 @@ class LiveView:
             for stage, node in enumerate(pipeline["nodes"]):
                 if node in self.lost:
                     continue
-                cut = pipeline["template"]["stages"][stage]
-                layers = f"layers {cut['first_layer']}-{cut['end_layer'] - 1}"
+                cuts = pipeline["template"]["stages"][stage :: len(pipeline["nodes"])]
+                layers = ",".join(f"{cut['first_layer']}-{cut['end_layer'] - 1}" for cut in cuts)
+                layers = f"layers {layers}"
                 phase, iteration = self.places.get(node, ("start", 0))
                 pid = self.nodes.get(node, {}).get("pid", "")
                 lines.append(f"  pipeline {number}  node {node:<4} {pid:<8} {layers:<14} {phase} {iteration}")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from makespan.emulator import pipeline_time_s
 from makespan.errors import InfeasiblePlanError, InputError, unknown_name
+from makespan.oobleck.interleaving import interleaved_time_s, linear_interleaved
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
 from makespan.oobleck.profile import PICOSECONDS, ModelProfile
 from makespan.oobleck.templates import Ints
@@ -59,6 +60,8 @@ def schedule_times_s(
 ) -> tuple[float, ...]:
     """Return the time of each pipeline by simulating its schedule, without the wait for gradients [s].
 
+    The schedule is 1F1B, or interleaved 1F1B where nodes run several stages.
+
     Parameters
     ----------
     templates, n_microbatches, profile
@@ -74,12 +77,14 @@ def schedule_times_s(
         for template in set(templates)
     }
     pairs = zip(templates, n_microbatches, strict=True)
-    return tuple(_schedule_s(passes[template], count) for template, count in pairs)
+    return tuple(_schedule_s(passes[template], template.interleave, count) for template, count in pairs)
 
 
 @lru_cache(maxsize=4096)
-def _schedule_s(passes: tuple[tuple[float, float], ...], n_microbatches: int) -> float:
+def _schedule_s(passes: tuple[tuple[float, float], ...], interleave: int, n_microbatches: int) -> float:
     forward, backward = zip(*passes, strict=True)
+    if interleave > 1:
+        return interleaved_time_s(forward, backward, len(passes) // interleave, n_microbatches)
     return pipeline_time_s(forward, backward, n_microbatches)
 
 
@@ -113,13 +118,19 @@ def linear_times(
 ) -> tuple[list[int], list[int], int]:
     """Return the times of the first and of each further microbatch by template, and their units per second.
 
-    ``1f1b``: all stages once, then the slowest; ``compat``: the cost over the number of stages, each time.
+    ``1f1b``: all stages once, then the slowest, or the line of `linear_interleaved` where nodes run several;
+    ``compat``: the cost over the number of stages, each time.
     """
     if estimator == "1f1b":
-        latencies = [
-            [round(stage.latency_s * PICOSECONDS) for stage in template.stages] for template in templates
-        ]
-        return [sum(stages) for stages in latencies], [max(stages) for stages in latencies], PICOSECONDS
+        first, further = list[int](), list[int]()
+        for template in templates:
+            latencies = [round(stage.latency_s * PICOSECONDS) for stage in template.stages]
+            times = sum(latencies), max(latencies)
+            if template.interleave > 1:
+                times = linear_interleaved(template)
+            first.append(times[0])
+            further.append(times[1])
+        return first, further, PICOSECONDS
     # A unit that the numbers of stages divide keeps the quotients whole.
     common = math.lcm(*(template.n_stages for template in templates))
     each = [round(template.time_s * PICOSECONDS) * (common // template.n_stages) for template in templates]
@@ -435,8 +446,8 @@ def estimated_time_s(
 ) -> float:
     """Return the estimated time of the longest pipeline, without the wait for gradients [s].
 
-    ``1f1b``: all stages once, then the slowest for each further microbatch; ``compat``: the whole cost of a
-    template for each microbatch, as the artifact compares plans.
+    ``1f1b``: all stages once, then the slowest for each further microbatch, see `linear_times`; ``compat``:
+    the whole cost of a template for each microbatch, as the artifact compares plans.
     """
     return _estimate(templates, n_microbatches, estimator) / PICOSECONDS
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from makespan.oobleck.plan import HybridPlan, live_workers
+from makespan.oobleck.plan import HybridPlan, PipelineTemplate, live_workers
 from makespan.oobleck.rerouting import ScheduledPass, StagePasses, Techniques, make_schedule, routes
 
 _LEAST_SHARE = 1e-3
@@ -65,6 +65,14 @@ def rerouted_counts(plan: HybridPlan) -> dict[int, int]:
     return dict(sorted(counts.items()))
 
 
+def template_passes(template: PipelineTemplate) -> StagePasses:
+    """Return passes of the stages as shares of the slowest; backward ones are twice as long as forward."""
+    latencies = [stage.latency_s for stage in template.stages]
+    longest_s = max(latencies)
+    shares = [max(each / longest_s, _LEAST_SHARE) if longest_s > 0 else 1.0 for each in latencies]
+    return StagePasses.split([share / 3 for share in shares], [2 * share / 3 for share in shares])
+
+
 @lru_cache(maxsize=8)
 def peer_schedule(plan: HybridPlan, splits_backward: bool) -> PeerSchedule:
     """Return who runs what, and in which order; all nodes of a plan find the same.
@@ -73,16 +81,13 @@ def peer_schedule(plan: HybridPlan, splits_backward: bool) -> PeerSchedule:
     microbatches as there are stages, as the first one does under 1F1B.
     """
     paths = _paths(plan)
-    stages = plan.pipelines[0].template.stages
-    longest_s = max(stage.latency_s for stage in stages)
-    shares = [max(stage.latency_s / longest_s, _LEAST_SHARE) if longest_s > 0 else 1.0 for stage in stages]
     numbers = {
         node: (number, stage)
         for number, pipeline in enumerate(plan.pipelines)
         for stage, node in enumerate(pipeline.nodes)
     }
     schedule = make_schedule(
-        StagePasses.split([share / 3 for share in shares], [2 * share / 3 for share in shares]),
+        template_passes(plan.pipelines[0].template),
         [pipeline.n_microbatches for pipeline in plan.pipelines],
         [numbers[node] for node in plan.lost],
         Techniques(splits_backward=splits_backward, staggers_optimizer=False),

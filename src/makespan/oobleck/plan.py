@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 
 from makespan.errors import InputError
 
@@ -43,13 +43,17 @@ class PipelineTemplate:
     stages
         All layers of the model, in order.
     time_s
-        Cost by which the search compares pipelines, for 3 S + 1 microbatches in S stages [s].
+        Cost by which the search compares pipelines, for 3 S + 1 microbatches in S stages; with
+        interleaved stages the simulated time of as many on S nodes [s].
+    interleave
+        Stages that a node with one GPU runs one at a time: stage k is on node k mod ``n_nodes``.
     """
 
     n_nodes: int
     gpus_per_node: int
     stages: tuple[Stage, ...]
     time_s: float
+    interleave: int = 1
 
     @property
     def n_stages(self) -> int:
@@ -60,6 +64,10 @@ class PipelineTemplate:
     def n_layers(self) -> int:
         """Return the number of layers of the model."""
         return self.stages[-1].end_layer
+
+    def stages_of(self, place: int) -> tuple[Stage, ...]:
+        """Return the stages of a node with one GPU, given its place in the pipeline."""
+        return self.stages[place :: self.n_nodes]
 
     @property
     def imbalance(self) -> float:
@@ -73,13 +81,13 @@ class PipelineTemplate:
         With ``n_slots`` every layer is divided into so many equal parts, a unit that stages with different
         numbers of GPUs have in common; the result then has one rank per part.
         """
-        n_gpus = sum(stage.n_gpus for stage in self.stages)
+        n_gpus = sum(stage.n_gpus for stage in self.stages) // self.interleave
         if len(ranks) != n_gpus:
             raise InputError(f"{len(ranks)} ranks for a template of {n_gpus} GPUs; expected one each")
         widest = max(stage.n_gpus for stage in self.stages)
         if n_slots is not None and (n_slots < widest or n_slots % widest):
             raise InputError(f"{n_slots} slots for stages of up to {widest} GPUs; expected multiples of that")
-        left = iter(ranks)
+        left = cycle(ranks)
         grid: dict[int, tuple[int, ...]] = {}
         for stage in self.stages:
             held = tuple(islice(left, stage.n_gpus))
@@ -144,8 +152,12 @@ def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
             raise InputError(f"{where} has {pipeline.n_microbatches} microbatches; expected 1 or more")
         if many := [stage.n_gpus for stage in stages if stage.n_gpus != 1]:
             raise InputError(f"{where} has a stage on {many[0]} GPUs; expected one GPU per stage")
-        if len(stages) != len(pipeline.nodes):
-            raise InputError(f"{where} has {len(stages)} stages; expected one per node")
+        each, n_nodes = pipeline.template.interleave, pipeline.template.n_nodes
+        if len(stages) != len(pipeline.nodes) * each or len(pipeline.nodes) != n_nodes:
+            expected = f"{'one' if each == 1 else each} per node"
+            raise InputError(f"{where} has {len(stages)} stages; expected {expected}")
+        if n_nodes == 1 < len(stages):
+            raise InputError(f"{where} has {len(stages)} stages on a single node; expected one")
         bounds = [0, *(stage.end_layer for stage in stages)]
         if [stage.first_layer for stage in stages] != bounds[:-1] or bounds[-1] != n_layers:
             raise InputError(f"{where} has stages that end at {bounds[1:]}; expected all {n_layers} layers")
@@ -154,9 +166,14 @@ def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
 
 
 def live_workers(plan: HybridPlan) -> tuple[int, ...]:
-    """Return the nodes that are left of each stage; raise `InputError` if pipelines have different stages."""
+    """Return the nodes that are left of each stage.
+
+    Raises `InputError` if pipelines have different stages, or nodes run several.
+    """
     if len({pipeline.template.stages for pipeline in plan.pipelines}) != 1:
         raise InputError("pipelines have different stages; expected the same in all of them")
+    if plan.pipelines[0].template.interleave > 1:
+        raise InputError("nodes run several stages each; expected one, without interleave")
     stages = zip(*(pipeline.nodes for pipeline in plan.pipelines), strict=True)
     return tuple(sum(node not in plan.lost for node in stage) for stage in stages)
 
@@ -166,6 +183,7 @@ def owners(plan: HybridPlan, layer: int) -> tuple[int, ...]:
     return tuple(
         node
         for pipeline in plan.pipelines
-        for node, stage in zip(pipeline.nodes, pipeline.template.stages, strict=True)
-        if layer in stage.layers and node not in plan.lost
+        for place, node in enumerate(pipeline.nodes)
+        if any(layer in stage.layers for stage in pipeline.template.stages_of(place))
+        and node not in plan.lost
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from makespan.errors import InfeasiblePlanError, InputError, LostWorkerError
 from makespan.oobleck.instantiation import Instantiation, distribute, estimated_time_s
+from makespan.oobleck.interleaving import interleaved_templates
 from makespan.oobleck.plan import HybridPlan, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.reconfiguration import (
@@ -162,6 +163,8 @@ class ReconfigurationPlanner:
     is_divided
         Whether the optimizer state of a layer is divided among its nodes, which then tell what they hold in
         pieces (`makespan.oobleck.shards`).
+    interleave
+        Stages of each node, as in the templates.
     """
 
     profile: ModelProfile
@@ -177,6 +180,7 @@ class ReconfigurationPlanner:
     hosts: MutableMapping[int, str] = field(default_factory=dict)
     recovery: Recovery = "reconfigure"
     is_divided: bool = False
+    interleave: int = 1
     latest: Reconfiguration | None = None
 
     def __call__(self, state: ClusterState[HybridPlan]) -> Decision[HybridPlan] | Abort:
@@ -230,7 +234,8 @@ class ReconfigurationPlanner:
         leaving = set(state.leaving)
         n_staying = len(there - leaving)
         if n_staying > self.n_nodes:
-            self.templates |= covering_templates(self.profile, n_staying, self.f, self.n0)
+            more = covering_templates(self.profile, n_staying, self.f, self.n0)
+            self.templates |= interleaved_templates(more, self.profile, self.interleave)
             self.n_nodes = n_staying
         if state.plan is None and sum(self.first_sizes) == n_staying:
             return self._first(sorted(there - leaving))

@@ -80,8 +80,13 @@ class Copy:
     n_bytes: int
 
 
-def node_layers(template: PipelineTemplate) -> tuple[range, ...]:
+def node_layers(template: PipelineTemplate) -> tuple[Collection[int], ...]:
     """Return the layers of each node of a pipeline, in order."""
+    if template.interleave > 1:
+        return tuple(
+            tuple(layer for stage in template.stages_of(place) for layer in stage.layers)
+            for place in range(template.n_nodes)
+        )
     layers: list[range] = []
     n_filled = 0  # GPUs; a stage lies within one node
     for stage in template.stages:
@@ -104,6 +109,11 @@ def _owned(template: PipelineTemplate, n_slots: int) -> tuple[tuple[int, int, fr
 
     Slot s of a stage on q GPUs belongs to GPU s q // n_slots of the stage.
     """
+    if template.interleave > 1:
+        return tuple(
+            (place, 0, frozenset((layer, slot) for layer in layers for slot in range(n_slots)))
+            for place, layers in enumerate(node_layers(template))
+        )
     owned = []
     filled = 0
     for stage in template.stages:

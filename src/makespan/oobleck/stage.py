@@ -6,12 +6,12 @@ and gradients are added in the order of the pipelines.
 """
 
 import hashlib
-import heapq
 import importlib
 import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,9 +35,11 @@ from makespan.oobleck.chain import (
     load_microbatch,
     seed_layer,
 )
+from makespan.oobleck.interleaving import interleaved_passes
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import peer_schedule
-from makespan.oobleck.plan import HybridPlan, check_plan, owners
+from makespan.oobleck.plan import HybridPlan, Pipeline, check_plan, owners
+from makespan.oobleck.rerouting import ScheduledPass
 from makespan.oobleck.shards import Hosts, Piece, holders, needed_pieces, pieces_of, senders
 from makespan.plans import one_f_one_b_order, zero_bubble_order
 from makespan.runtime.links import LostPeerError
@@ -50,16 +52,19 @@ from makespan.training.split import SplitBackward
 Kind = Literal["load", "recv_act", "fwd", "send_act", "recv_grad", "bwd", "send_grad", "bwd_weights"]
 """Under ``zero-bubble``, ``bwd`` is the first part of a backward pass, and ``bwd_weights`` the second."""
 _KIND_OF_PASS: dict[str, Kind] = {"F": "fwd", "B": "bwd", "W": "bwd_weights"}
+_UNSENT = 2
+"""Free buffers that are not used yet, because their last tensor may not be sent: reuse waits for that."""
 _ORDERS = {"1f1b": one_f_one_b_order, "zero-bubble": zero_bubble_order}
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Operation on a microbatch, whose activations are in a buffer."""
+    """Operation on a microbatch, whose activations are in a buffer, in one of the stages of the node."""
 
     kind: Kind
     microbatch: int
     buffer: int
+    chunk: int = 0
 
 
 def n_buffers(stage: int, n_stages: int, n_microbatches: int, pass_order: PassOrder = "1f1b") -> int:
@@ -105,41 +110,84 @@ def instructions(
 def rerouted_instructions(plan: HybridPlan, node: int, pass_order: PassOrder) -> list[Instruction]:
     """Return the instructions of a node of a plan with lost nodes, with microbatches of all pipelines.
 
+    See `scheduled_instructions`.
+    """
+    schedule, starts = peer_schedule(plan, pass_order == "zero-bubble"), _starts(plan)
+    return scheduled_instructions(
+        schedule.steps,
+        node,
+        len(plan.pipelines[0].nodes),
+        lambda step: starts[step.pipeline] + step.microbatch,
+        lambda step: schedule.paths[step.pipeline, step.microbatch],
+    )
+
+
+def interleaved_instructions(pipeline: Pipeline, node: int, pass_order: PassOrder) -> list[Instruction]:
+    """Return the instructions of a node that runs several stages of a pipeline, with those of all of them.
+
+    See `scheduled_instructions`.
+    """
+    template = pipeline.template
+    steps = interleaved_passes(template, pipeline.n_microbatches, pass_order == "zero-bubble")
+    path = pipeline.nodes * template.interleave
+    return scheduled_instructions(
+        steps, node, template.n_nodes, lambda step: step.microbatch, lambda step: path
+    )
+
+
+def scheduled_instructions(
+    steps: Iterable[ScheduledPass],
+    node: int,
+    n_nodes: int,
+    number_of: Callable[[ScheduledPass], int],
+    path_of: Callable[[ScheduledPass], Sequence[int]],
+) -> list[Instruction]:
+    """Return the instructions of a node in a schedule of all nodes.
+
     The passes and transfers of all nodes have one order, and every node carries out its own in this order.
     The order is that of their times in the schedule: a transfer comes where the pass ends that makes its
     tensor, and so before the pass that needs it. Nothing can wait for ever, even if every transfer blocks
     until the other side takes part in it: of all that is not done, those who carry out the first have done
     everything before it.
+
+    Parameters
+    ----------
+    steps
+        All passes.
+    node, n_nodes
+        The node, and nodes of a pipeline; stage k is the stage k div ``n_nodes`` of its node.
+    number_of, path_of
+        Number of the microbatch of a pass, and the nodes that run it, stage by stage.
     """
-    schedule = peer_schedule(plan, pass_order == "zero-bubble")
-    last = plan.pipelines[0].template.n_stages - 1
-    starts = _starts(plan)
-    found: list[tuple[tuple[float, int, str, int, int], Kind, int]] = []
-    for step in schedule.steps:
-        path, number = schedule.paths[step.pipeline, step.microbatch], starts[step.pipeline] + step.microbatch
+    found: list[tuple[tuple[float, int, str, int, int], Kind, int, int]] = []
+    for step in steps:
+        path, number, chunk = path_of(step), number_of(step), step.stage // n_nodes
+        last = len(path) - 1
         which = (step.kind, step.stage, number)  # equal times have the same order on all nodes
         begins, ends = (step.start_s, 1, *which), (step.end_s, 0, *which)
         further = step.stage + {"F": 1, "B": -1, "W": 0}[step.kind]
         is_passed_on = further != step.stage and 0 <= further <= last
         if path[step.stage] == node:
             if step.kind == "F" and step.stage in (0, last):
-                found.append((begins, "load", number))
-            found.append((begins, _KIND_OF_PASS[step.kind], number))
+                found.append((begins, "load", number, chunk))
+            found.append((begins, _KIND_OF_PASS[step.kind], number, chunk))
             if is_passed_on:
-                found.append((ends, "send_act" if step.kind == "F" else "send_grad", number))
+                found.append((ends, "send_act" if step.kind == "F" else "send_grad", number, chunk))
         elif is_passed_on and path[further] == node:
-            found.append((ends, "recv_act" if step.kind == "F" else "recv_grad", number))
+            kind: Kind = "recv_act" if step.kind == "F" else "recv_grad"
+            found.append((ends, kind, number, further // n_nodes))
     found.sort(key=lambda each: each[0])
-    ends_at = {number: place for place, (_, _, number) in enumerate(found)}
-    buffers: dict[int, int] = {}
-    free, n_used, order = list[int](), 0, list[Instruction]()
-    for place, (_, kind, number) in enumerate(found):
-        if number not in buffers:
-            buffers[number] = heapq.heappop(free) if free else n_used
-            n_used = max(n_used, buffers[number] + 1)
-        order.append(Instruction(kind, number, buffers[number]))
-        if ends_at[number] == place:
-            heapq.heappush(free, buffers[number])
+    ends_at = {(number, chunk): place for place, (_, _, number, chunk) in enumerate(found)}
+    buffers: dict[tuple[int, int], int] = {}
+    free, n_used, order = deque[int](), 0, list[Instruction]()
+    for place, (_, kind, number, chunk) in enumerate(found):
+        each = number, chunk
+        if each not in buffers:
+            buffers[each] = free.popleft() if len(free) > _UNSENT else n_used
+            n_used = max(n_used, buffers[each] + 1)
+        order.append(Instruction(kind, number, buffers[each], chunk))
+        if ends_at[each] == place:
+            free.append(buffers[each])
     return order
 
 
@@ -713,6 +761,7 @@ class _Slot:
     """Data that a stage keeps of a microbatch between its passes."""
 
     microbatch: int
+    place: StagePlace
     inputs: tuple[Any, ...] = ()
     targets: Any = None
     outputs: tuple[Any, ...] = ()
@@ -727,14 +776,14 @@ Shape = tuple[tuple[int, ...], str, bool]
 
 
 class StagePasses:
-    """Forward and backward passes of one stage, in the order of its instructions."""
+    """Forward and backward passes of the stages of a node, in the order of its instructions."""
 
     def __init__(
         self,
         job: ChainJob,
         chain: Chain,
         held: HeldLayers,
-        place: StagePlace,
+        places: Sequence[StagePlace],
         order: Sequence[Instruction],
         links: PeerGroups,
         announce: Callable[[str], object],
@@ -743,15 +792,15 @@ class StagePasses:
         reroutes: bool,
     ) -> None:
         self._job, self._chain, self._held = job, chain, held
-        self._place, self._links, self._announce = place, links, announce
+        self._places, self._links, self._announce = places, links, announce
         self._order = order
         self._n_buffers = 1 + max(step.buffer for step in order)
         self._is_split, self._reroutes = is_split, reroutes
         self._sent: list[list[Transfer]] = []
-        self._checks = False
-        # Shapes of activations by the node to which they are sent, and from which they come.
-        self._outgoing: dict[int, list[Shape]] = {}
-        self._incoming: dict[int, list[Shape]] = {}
+        self._unchecked = set[int]()  # stages whose next forward pass is checked
+        # Shapes of activations by stage, and the node to which they are sent, and from which they come.
+        self._outgoing: dict[tuple[int, int], list[Shape]] = {}
+        self._incoming: dict[tuple[int, int], list[Shape]] = {}
         self.sums: dict[SumKey, dict[Weight, Tensor | None]] = {}
         self._do: dict[str, Callable[[_Slot], None]] = {
             "load": self._load, "recv_act": self._receive_activation, "fwd": self._forward,
@@ -766,22 +815,23 @@ class StagePasses:
         With ``checks`` every layer runs the first microbatch three times, and is rejected if its pass depends
         on more than its input and position.
         """
-        self._iteration, losses, self._checks = iteration, dict[int, Tensor](), checks
+        self._iteration, losses = iteration, dict[int, Tensor]()
+        self._unchecked = {place.index for place in self._places} if checks else set()
         self.sums = {}
         slots: list[_Slot | None] = [None] * self._n_buffers
         self._sent = [[] for _ in slots]
         for step in self._order:
-            slot = slots[step.buffer]
-            if slot is None or slot.microbatch != step.microbatch:
+            slot, place = slots[step.buffer], self._places[step.chunk]
+            if slot is None or slot.microbatch != step.microbatch or slot.place is not place:
                 # The buffer is reused, once everything that it held has been sent.
                 for transfer in self._sent[step.buffer]:
                     transfer.finish()
                 self._sent[step.buffer] = []
-                slot = slots[step.buffer] = _Slot(step.microbatch)
+                slot = slots[step.buffer] = _Slot(step.microbatch, place)
             self._current = step.buffer
             self._do[step.kind](slot)
             if step.kind == "fwd" and slot.loss is not None:
-                losses[self._place.microbatches[step.microbatch]] = slot.loss.detach()
+                losses[place.microbatches[step.microbatch]] = slot.loss.detach()
         for sent in self._sent:
             for transfer in sent:
                 transfer.finish()
@@ -789,23 +839,25 @@ class StagePasses:
         return {number: float(loss) for number, loss in losses.items()}
 
     def _load(self, slot: _Slot) -> None:
-        number, device = self._place.microbatches[slot.microbatch], self._links.device
+        number, device = slot.place.microbatches[slot.microbatch], self._links.device
         load = partial(load_microbatch, self._chain, self._job, self._iteration, number, device)
         inputs, targets = load()
-        if self._checks and self._chain.samples is not None and self._held.is_first_check("samples"):
+        is_checked = slot.place.index in self._unchecked and self._chain.samples is not None
+        if is_checked and self._held.is_first_check("samples"):
             subject = f"samples of the data set {type(self._chain.samples).__name__}"
             check_repeated(subject, (inputs, targets), load())
-        if self._place.is_first:
+        if slot.place.is_first:
             slot.inputs = as_tuple(inputs)
         slot.targets = targets
 
     def _receive_activation(self, slot: _Slot) -> None:
-        node = _present(self._place.neighbours(slot.microbatch)[0])
-        if node not in self._incoming:  # shapes are sent once, before the first activation
-            self._incoming[node] = self._links.receive_values(node, _ACTIVATION_TAG)
+        node = _present(slot.place.neighbours(slot.microbatch)[0])
+        origin = slot.place.index, node
+        if origin not in self._incoming:  # shapes are sent once, before the first activation
+            self._incoming[origin] = self._links.receive_values(node, _ACTIVATION_TAG)
         slot.inputs = tuple(
             torch.empty(tuple(shape), dtype=getattr(torch, kind), device=self._links.device)
-            for shape, kind, _ in self._incoming[node]
+            for shape, kind, _ in self._incoming[origin]
         )
         slot.arriving = [self._links.expect(empty, node, _ACTIVATION_TAG) for empty in slot.inputs]
 
@@ -817,17 +869,20 @@ class StagePasses:
 
     def _forward(self, slot: _Slot) -> None:
         self._await(slot)
-        if (node := self._place.neighbours(slot.microbatch)[0]) is not None:
-            for empty, (_, _, returns) in zip(slot.inputs, self._incoming[node], strict=True):
+        place = slot.place
+        if (node := place.neighbours(slot.microbatch)[0]) is not None:
+            shapes = self._incoming[place.index, node]
+            for empty, (_, _, returns) in zip(slot.inputs, shapes, strict=True):
                 empty.requires_grad_(returns)
         self._announce("forward")
-        state, number = slot.inputs, self._place.microbatches[slot.microbatch]
-        checks, self._checks = self._checks, False
-        for layer in self._place.layers:
+        state, number = slot.inputs, place.microbatches[slot.microbatch]
+        checks = place.index in self._unchecked
+        self._unchecked.discard(place.index)
+        for layer in place.layers:
             if checks:
                 self._held.check_repeats(layer, state, self._iteration, number)
             state = as_tuple(self._held.apply_layer(layer, state, self._iteration, number))
-        if self._place.is_last:
+        if place.is_last:
             if checks and self._held.is_first_check("loss"):
                 self._check_loss(state, slot.targets)
             slot.loss = checked_loss(self._chain.loss(state if len(state) > 1 else state[0], slot.targets))
@@ -846,44 +901,45 @@ class StagePasses:
         check_repeated("losses of the same outputs and targets", *losses)
 
     def _send_activation(self, slot: _Slot) -> None:
-        node, sent = _present(self._place.neighbours(slot.microbatch)[1]), self._sent[self._current]
+        node, sent = _present(slot.place.neighbours(slot.microbatch)[1]), self._sent[self._current]
+        target = slot.place.index, node
         shapes = [(tuple(output.shape), type_name(output), output.requires_grad) for output in slot.outputs]
-        if node not in self._outgoing:
-            self._outgoing[node] = shapes
+        if target not in self._outgoing:
+            self._outgoing[target] = shapes
             sent += self._links.send_values(shapes, node, _ACTIVATION_TAG)
-        elif shapes != self._outgoing[node]:
-            problem = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing[node]}"
+        elif shapes != self._outgoing[target]:
+            problem = f"layer {slot.place.layers[-1]} returned {shapes} after {self._outgoing[target]}"
             raise InputError(f"{problem}; expected the same for all microbatches")
         sent += [self._links.send(output.detach(), node, _ACTIVATION_TAG) for output in slot.outputs]
 
     def _receive_gradient(self, slot: _Slot) -> None:
-        node = _present(self._place.neighbours(slot.microbatch)[1])
+        node = _present(slot.place.neighbours(slot.microbatch)[1])
         slot.gradients = [torch.empty_like(output) for output in slot.outputs if output.requires_grad]
         slot.arriving = [self._links.expect(empty, node, _GRADIENT_TAG) for empty in slot.gradients]
 
     def _backward(self, slot: _Slot) -> None:
         self._await(slot)
         self._announce("backward")
-        with self._summed(slot.microbatch):
+        with self._summed(slot):
             # Passes in two parts run operators one by one, so their weights have one gradient each.
             is_whole = not self._is_split or not any(
                 isinstance(each, Tensor) and each.requires_grad for each in slot.inputs
             )
             is_checked = self._reroutes and is_whole
-            if is_checked and self._held.is_first_check(f"sums of {self._place.layers}"):
-                with self._adding_once():
+            if is_checked and self._held.is_first_check(f"sums of {slot.place.layers}"):
+                with self._adding_once(slot.place):
                     self._pass_back(slot)
             else:
                 self._pass_back(slot)
 
     @contextmanager
-    def _adding_once(self) -> Iterator[None]:
+    def _adding_once(self, place: StagePlace) -> Iterator[None]:
         """Reject layers whose backward pass adds to a gradient several times, between other computations.
 
         The gradients of a microbatch are then no single summand, so that they would have other bits where
         they are kept apart.
         """
-        counts, names = dict[tuple[int, str], int](), self._weights()
+        counts, names = dict[tuple[int, str], int](), self._weights(place)
 
         def count(which: tuple[int, str], weight: Tensor) -> None:
             counts[which] = counts.get(which, 0) + 1
@@ -911,9 +967,9 @@ class StagePasses:
             outputs, gradients = [slot.loss], [torch.ones_like(slot.loss)]
         if gradients and self._is_split:
             inputs = [each for each in slot.inputs if isinstance(each, Tensor) and each.requires_grad]
-            if inputs and self._held.is_first_check(f"parts of the backward pass of {self._place.layers}"):
-                self._check_split(outputs, gradients, inputs)
-            slot.left = SplitBackward(outputs, gradients, inputs, self._weights().values())
+            if inputs and self._held.is_first_check(f"parts of the backward pass of {slot.place.layers}"):
+                self._check_split(slot.place, outputs, gradients, inputs)
+            slot.left = SplitBackward(outputs, gradients, inputs, self._weights(slot.place).values())
         elif gradients:
             torch.autograd.backward(outputs, gradients)
         slot.loss, slot.outputs, slot.gradients, slot.targets = None, (), [], None
@@ -921,37 +977,41 @@ class StagePasses:
     def _finish_backward(self, slot: _Slot) -> None:
         self._announce("backward")
         if slot.left is not None:
-            with self._summed(slot.microbatch):
+            with self._summed(slot):
                 slot.left.finish()
         slot.left = None
 
     @contextmanager
-    def _summed(self, microbatch: int) -> Iterator[None]:
+    def _summed(self, slot: _Slot) -> Iterator[None]:
         """Let a backward pass add to the sum of gradients to which its microbatch belongs."""
-        key = self._place.sums.get(microbatch)
+        key = slot.place.sums.get(slot.microbatch)
         if key is None:
             yield
             return
-        kept, weights = self.sums.setdefault(key, {}), self._weights()
+        kept, weights = self.sums.setdefault(key, {}), self._weights(slot.place)
         for name, weight in weights.items():
             weight.grad = kept.get(name)
         yield
         kept.update((name, weight.grad) for name, weight in weights.items())
 
-    def _weights(self) -> dict[tuple[int, str], nn.Parameter]:
-        """Return the trained weights of the stage by layer and name."""
+    def _weights(self, place: StagePlace) -> dict[tuple[int, str], nn.Parameter]:
+        """Return the trained weights of a stage by layer and name."""
         return {
             (layer, name): weight
-            for layer in self._place.layers
+            for layer in place.layers
             for name, weight in self._held.parameters(layer).items()
         }
 
     def _check_split(
-        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+        self,
+        place: StagePlace,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        inputs: Sequence[Tensor],
     ) -> None:
         """Reject layers whose gradients are others where a backward pass runs in two parts."""
-        leaves = {f"input {place} of the stage": each for place, each in enumerate(inputs)} | {
-            f"{name!r} of layer {layer}": weight for (layer, name), weight in self._weights().items()
+        leaves = {f"input {number} of the stage": each for number, each in enumerate(inputs)} | {
+            f"{name!r} of layer {layer}": weight for (layer, name), weight in self._weights(place).items()
         }
         found: list[dict[str, Tensor | None]] = []
         with draws_kept(self._links.device):
@@ -960,7 +1020,7 @@ class StagePasses:
                     leaf.grad = None
                 try:
                     if is_split:
-                        SplitBackward(outputs, gradients, inputs, self._weights().values()).finish()
+                        SplitBackward(outputs, gradients, inputs, self._weights(place).values()).finish()
                     else:
                         torch.autograd.backward(outputs, gradients, retain_graph=True)
                 except RuntimeError as error:
@@ -979,7 +1039,7 @@ class StagePasses:
                 )
 
     def _send_gradient(self, slot: _Slot) -> None:
-        node = _present(self._place.neighbours(slot.microbatch)[0])
+        node = _present(slot.place.neighbours(slot.microbatch)[0])
         for tensor in slot.inputs:
             if tensor.requires_grad:
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
@@ -1303,18 +1363,19 @@ class IterationFacts:
     n_sums: int
 
 
-def stage_place(plan: HybridPlan, node: int, pass_order: PassOrder = "1f1b") -> StagePlace:
-    """Return the position of the stage of a node in its pipeline."""
+def stage_place(plan: HybridPlan, node: int, pass_order: PassOrder = "1f1b", chunk: int = 0) -> StagePlace:
+    """Return the position of a stage of a node in its pipeline; ``chunk`` is its number on the node."""
     starts = _starts(plan)
     number = next((place for place, each in enumerate(plan.pipelines) if node in each.nodes), None)
     if number is None or node in plan.lost:
         raise InputError(f"node {node}; expected one of the plan, {', '.join(map(str, plan.nodes))}")
     pipeline = plan.pipelines[number]
-    stage, count = pipeline.nodes.index(node), len(pipeline.nodes)
+    stage = chunk * len(pipeline.nodes) + pipeline.nodes.index(node)
+    count, path = pipeline.template.n_stages, pipeline.nodes * pipeline.template.interleave
     place = StagePlace(
         stage, count, pipeline.template.stages[stage].layers, range(*starts[number : number + 2]),
-        pipeline.nodes[stage - 1] if stage else None,
-        pipeline.nodes[stage + 1] if stage + 1 < count else None,
+        path[stage - 1] if stage else None,
+        path[stage + 1] if stage + 1 < count else None,
     )  # fmt: skip
     if not plan.lost:
         return place
@@ -1336,7 +1397,7 @@ def stage_place(plan: HybridPlan, node: int, pass_order: PassOrder = "1f1b") -> 
 
 
 class StageExecutor:
-    """One process of a resilient job: its stage of a plan, the sums with others, and the layers it holds.
+    """One process of a resilient job: its stages of a plan, the sums with others, and the layers it holds.
 
     An iteration is `compute`, `reduce`, and, once all processes are known to have done both, `apply`. Until
     `apply` no lasting state has changed: an interrupted process calls `disconnect`, then `connect` with a new
@@ -1399,6 +1460,7 @@ class StageExecutor:
         self._has_stepped = False
         self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
+        self._places: tuple[StagePlace, ...] = ()
         self._losses: dict[int, float] = {}
         self._iteration, self._is_reduced = -1, False
 
@@ -1413,9 +1475,9 @@ class StageExecutor:
         return tuple(sorted(self._held.modules))
 
     @property
-    def stage_layers(self) -> range:
-        """Return the layers of the stage under the plan to which this process is connected."""
-        return range(0) if self._passes is None else self._place.layers
+    def stage_layers(self) -> tuple[int, ...]:
+        """Return the layers of its stages under the plan to which this process is connected, ascending."""
+        return tuple(layer for place in self._places for layer in place.layers)
 
     def hold(self, layers: Iterable[int]) -> None:
         """Hold further layers, with their initial weights; layers that are held stay unchanged."""
@@ -1499,13 +1561,14 @@ class StageExecutor:
         return self._held.checksum(layer)
 
     def connect(self, plan: HybridPlan, node: int, store: Any, also: Sequence[int] = ()) -> None:
-        """Build groups with the other processes of a plan, and prepare to run the stage of a node.
+        """Build groups with the other processes of a plan, and prepare to run the stages of a node.
 
         Parameters
         ----------
         plan
-            Pipelines in which each node runs one stage on one device; others raise `InputError`. Microbatches
-            of lost nodes run on other nodes of their stage, and change no bit of the result.
+            Pipelines in which each node has one device, and runs one stage or interleaved ones; others raise
+            `InputError`. Microbatches of lost nodes run on other nodes of their stage, and change no bit of
+            the result.
         node
             Node of this process.
         store
@@ -1524,20 +1587,27 @@ class StageExecutor:
         self._links = PeerGroups(members, node, groups, store, self._device, self._timeout_s, self._meet_s)
         self._plan, self._has_computed = plan, False
         if node in plan.nodes:
-            place = self._place = stage_place(plan, node, self._pass_order)
+            pipeline = next(each for each in plan.pipelines if node in each.nodes)
+            self._places = tuple(
+                stage_place(plan, node, self._pass_order, chunk)
+                for chunk in range(pipeline.template.interleave)
+            )
+            place = self._places[0]
             if plan.lost:
                 order = rerouted_instructions(plan, node, self._pass_order)
+            elif pipeline.template.interleave > 1:
+                order = interleaved_instructions(pipeline, node, self._pass_order)
             else:
                 count = len(place.microbatches)
                 order = list(instructions(place.index, place.n_stages, count, self._pass_order))
             self._passes = StagePasses(
-                self.job, self.chain, self._held, place, order, self._links, self._announce,
+                self.job, self.chain, self._held, self._places, order, self._links, self._announce,
                 is_split=self._pass_order == "zero-bubble", reroutes=self._reroutes,
             )  # fmt: skip
 
     def disconnect(self) -> None:
         """Drop all connections to other processes, and the gradients; layers stay held."""
-        self._passes, self._is_reduced = None, False
+        self._passes, self._places, self._is_reduced = None, (), False
         self._losses = {}
         if self._links is not None:
             self._links.close()
@@ -1588,12 +1658,12 @@ class StageExecutor:
         """Run all passes of an iteration in this stage, and accumulate its gradients."""
         if self._passes is None:
             raise InputError("this process has no stage in a plan; call connect before compute")
-        if missing := set(self._place.layers) - set(self.layers):
+        if missing := set(self.stage_layers) - set(self.layers):
             raise InputError(f"layers {sorted(missing)} of the stage are not held; expected all of them")
         self._held.clear_gradients()
         self._is_reduced = False
         self._exchange_weights()
-        layers, is_first = self._place.layers, not self._has_computed
+        layers, is_first = self.stage_layers, not self._has_computed
         before, names = self._held.buffers(layers) if is_first else {}, self._held.names(layers)
         self._losses, self._iteration = self._passes.run(iteration, checks=is_first), iteration
         self._held.check_names(names, layers)
@@ -1605,7 +1675,7 @@ class StageExecutor:
         """Add up the gradients over all pipelines, clip their norm, and return the loss."""
         links, job = self._connected(), self.job
         sums: Sums = {} if self._passes is None else self._passes.sums
-        weights = {layer: self._held.parameters(layer) for layer in self._place.layers}
+        weights = {layer: self._held.parameters(layer) for layer in self.stage_layers}
         # The norm of gradients is computed from all of them.
         stepped = self._stepped if job.clip_norm is None else None
         add_up = partial(ordered_sums, stepped=stepped) if job.reduction == "ordered" else all_reduce
@@ -1619,7 +1689,7 @@ class StageExecutor:
         norm = None
         if job.clip_norm is not None:
             norm = math.sqrt(math.fsum(squares))
-            self._held.scale_gradients(self._place.layers, min(1.0, job.clip_norm / (norm + 1e-6)))
+            self._held.scale_gradients(self.stage_layers, min(1.0, job.clip_norm / (norm + 1e-6)))
         self._is_reduced = True
         return IterationFacts(math.fsum(losses) / job.n_microbatches, norm, n_sums)
 
@@ -1630,7 +1700,7 @@ class StageExecutor:
                 "there are no reduced gradients; call reduce before apply, and apply once, before disconnect"
             )
         self._is_reduced = False
-        self._held.step(self._place.layers, self._iteration)
+        self._held.step(self.stage_layers, self._iteration)
         self._has_stepped = True
 
     @torch.no_grad()
@@ -1678,7 +1748,7 @@ class StageExecutor:
         if self.job.clip_norm is not None:
             # Tied weights share one gradient, which counts once.
             again = {weight for tied in classes(self.chain.tied) for weight in tied[1:]}
-            for layer in self._place.layers:
+            for layer in self.stage_layers:
                 if owners(self._plan, layer)[0] == links.own:
                     contribution[n_losses + layer] = self._held.squared_norm(layer, again)
         first, *others = self._plan.nodes

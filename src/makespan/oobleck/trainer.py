@@ -23,6 +23,7 @@ from makespan import errors
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError, unknown_name
 from makespan.files import write_text
 from makespan.notebook import Display, Displayed
+from makespan.oobleck.interleaving import interleaved_templates
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import rerouted_counts
 from makespan.oobleck.plan import HybridPlan
@@ -88,7 +89,12 @@ RECOVERIES = table_schema(
     ("fallback", "text", "", "reason for which microbatches could not be re-routed, if they were to be"),
     ("rerouted", "text", "", "microbatches of lost nodes that each node runs, as node:count"),
     ("n_microbatches", "text", "", "microbatches of the pipelines"),
-    ("layers", "text", "", "layers of the stages of the pipelines"),
+    (
+        "layers",
+        "text",
+        "",
+        "layers of the stages of the pipelines, of which interleaved ones go round its nodes",
+    ),
     ("nodes", "text", "", "nodes of the pipelines, - for one whose microbatches run on others"),
     ("copies_bytes", "float", "B", "state that was copied"),
     (
@@ -514,6 +520,10 @@ class LiveOptions:
         After a loss: regroup the pipelines and copy layers (``reconfigure``), or let the other nodes of its
         stage run the microbatches of the lost node, while nothing moves (``reroute``). Pipelines regroup
         where that is not possible: if nodes join, or if fewer than f + 1 nodes of a stage would be left.
+    interleave
+        Stages of each node of a pipeline, which are interleaved if there are several, so that pipelines fill
+        and drain sooner. The bits are the same, and plans count the gain. A pipeline has fewer where there
+        are no layers for more, and one on a single node. Not with ``reroute``.
     zero_stage
         Stage of ZeRO: with 1, the optimizer state of each layer is divided among the nodes that have it. The
         state of every weight stays on ``f + 1`` of these nodes, so that ``f`` losses at once are survived as
@@ -533,10 +543,13 @@ class LiveOptions:
     first_sizes: Sequence[int] = ()
     pass_order: PassOrder = "1f1b"
     recovery: RecoveryKind = "reconfigure"
+    interleave: int = 1
     zero_stage: int = 0
 
     def __post_init__(self) -> None:
-        least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
+        least = {
+            "n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0, "interleave": 1,
+        }  # fmt: skip
         for name, number in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < number:
@@ -553,6 +566,11 @@ class LiveOptions:
             raise unknown_name("recovery", str(self.recovery), get_args(RecoveryKind))
         if self.recovery == "reroute" and self.policy == "relaunch":
             raise InputError("recovery is 'reroute' and policy 'relaunch'; expected stop or degrade")
+        if self.recovery == "reroute" and self.interleave > 1:
+            raise InputError(
+                f"recovery is 'reroute' and interleave {self.interleave}; expected 1 stage per node, or "
+                "recovery 'reconfigure'"
+            )
         if not self.hang_s > 0:
             raise InputError(f"hang_s is {self.hang_s!r}; expected a time > 0")
         if not self.checkpoint_interval_s >= 0:
@@ -764,9 +782,12 @@ class _Run:
             _History(RECOVERIES, folder, len(record.recoveries)),
         )
         record.call = max(history.n_calls for history in self.histories) + 1
-        templates = covering_templates(
-            profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
-        )
+        templates = interleaved_templates(
+            covering_templates(
+                profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
+            ),
+            profile, options.interleave,
+        )  # fmt: skip
         first_sizes = tuple(options.first_sizes)
         if first_sizes:
             check_first_sizes(templates, options.n_nodes, job.n_microbatches, first_sizes)
@@ -779,7 +800,7 @@ class _Run:
             [round((1 + STATES_PER_WEIGHT) * layer.parameter_bytes) for layer in profile.layers],
             policy=options.policy, first_sizes=first_sizes,
             origin=None if self.started is None else self.started.path, recovery=options.recovery,
-            is_divided=options.zero_stage == 1,
+            is_divided=options.zero_stage == 1, interleave=options.interleave,
         )  # fmt: skip
         self.protocol = CoordinatorProtocol(
             self.decider, range(options.n_nodes), iterations,

@@ -110,7 +110,8 @@ class TrainingEngine:
         self._owned = tuple(
             layer
             for pipeline in plan.pipelines if self._node in pipeline.nodes
-            for layer in pipeline.template.stages[pipeline.nodes.index(self._node)].layers
+            for stage in pipeline.template.stages_of(pipeline.nodes.index(self._node))
+            for layer in stage.layers
         )  # fmt: skip
         if work.is_start:
             # No node could send these layers: initialise them, or load them from the checkpoint.
