@@ -127,11 +127,16 @@ def test_passes_and_transfers_fit_and_never_wait_for_each_other(pipeline, pass_o
     assert sorted(passes) == sorted(everything)
     for node, stream in waiting.items():
         kept, ends = {}, {(one.microbatch, one.chunk): number for number, one in enumerate(stream)}
+        free = []
         for number, one in enumerate(stream):
             each = one.microbatch, one.chunk
+            if one.buffer in free:  # what it sent last should have arrived
+                assert free.index(one.buffer) == 0 and len(free) > 2
+                free.remove(one.buffer)
             assert kept.setdefault(one.buffer, each) == each, "a buffer in use is taken"
             if ends[each] == number:
                 del kept[one.buffer]
+                free.append(one.buffer)
             assert one.kind != "load" or places[node][one.chunk].index in (0, n_stages - 1)
         order = [(PASSES[one.kind], one.chunk, one.microbatch) for one in stream if one.kind in kinds]
         wanted = interleaved_order(
