@@ -304,6 +304,15 @@ def test_lost_processes_are_replaced_and_copy_from_the_others(straight, tmp_path
     assert [path.name for path in (tmp_path / "run" / "records").iterdir()] == [f"step-{STEPS:08d}.json"]
 
 
+def test_a_replacement_has_the_kernel_set_of_the_process_that_it_replaces(tmp_path):
+    gate = Gate(("sum", 4, [1]), enters={6: 2})
+    of_run = {"devices": "A,seq", "mixes_devices": True, "n_replacements": 1}
+    result = recovered(tmp_path, gate, **of_run)
+    assert list(result.reconfigurations["new_devices"]) == ["A,seq", "A", "A,seq"]
+    steps = result.steps[result.steps["step"] == STEPS]
+    assert list(steps["device"]) == ["A"] * 3 + ["seq"] * 2  # as the processes themselves know it
+
+
 def test_processes_join_beyond_those_of_the_start_which_then_leave(straight, tmp_path):
     """Two processes become four, of which the later two go on alone; one of these is lost."""
     ended, run_dir = [], tmp_path / "run"
@@ -403,17 +412,14 @@ def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path, monkeyp
             trainer(tmp_path).run(STEPS, survives=1, launcher=LocalLauncher(**{limit: 30.0}))
     with pytest.raises(InputError, match=r"has silence_timeout_s 60.0; expected a launcher without limits"):
         trainer(tmp_path).run(STEPS, survives=1, launcher=SlurmLauncher("cpu", silence_timeout_s=60.0))
-    for launcher in (LocalLauncher("cuda"), SlurmLauncher()):
-        with pytest.raises(InputError, match="survives is 1 with a launcher for GPUs; expected one with"):
-            trainer(tmp_path).run(STEPS, survives=1, launcher=launcher)
+    with pytest.raises(InputError, match="survives is 1 with a str; expected a LocalLauncher or a Slurm"):
+        trainer(tmp_path).run(STEPS, survives=1, launcher="local")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(InputError, match="survives is 1 with SlurmLauncher outside an allocation; expected"):
-        trainer(tmp_path).run(STEPS, survives=1, launcher=SlurmLauncher("cpu"))
+    for launcher in (SlurmLauncher("cpu"), SlurmLauncher()):
+        with pytest.raises(InputError, match="survives is 1 with SlurmLauncher outside an allocation; exp"):
+            trainer(tmp_path).run(STEPS, survives=1, launcher=launcher)
     with pytest.raises(InputError, match="n_replacements is 1 and survives is 0"):
         trainer(tmp_path).run(STEPS, n_replacements=1)
-    with pytest.raises(InputError, match="n_replacements is 1 with devices A,B; expected one type of device"):
-        options = {"survives": 1, "n_replacements": 1, "mixes_devices": True}
-        trainer(tmp_path).run(STEPS, devices="A,B", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -425,6 +431,20 @@ def test_nobody_joins_or_leaves_a_run_without_copies_of_contexts(tmp_path):
             reach(tmp_path)
     with pytest.raises(InputError, match="no process to drain"):
         drain_processes(tmp_path, [])
+
+
+def test_processes_join_runs_on_devices_of_the_same_kind_only(tmp_path):
+    def ask(event):
+        if event.kind == "resume":
+            with pytest.raises(InputError) as raised:
+                join_run(tmp_path, LocalLauncher("cuda"))
+            told.append(str(raised.value))
+
+    told = []
+    trainer(tmp_path).run(1, "0,1,2/3,4", survives=1, on_event=ask)
+    assert told[0].startswith(
+        f"a process joins on device cuda and the run in {tmp_path} trains on cpu; expected"
+    )
 
 
 def test_a_step_of_slurm_joins_no_run_that_listens_on_its_own_machine_only(tmp_path, monkeypatch):

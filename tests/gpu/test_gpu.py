@@ -3,6 +3,7 @@
 import csv
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ torch = pytest.importorskip("torch")
 from elastic_job import bits, trainer
 from forked import forking_servers
 from group_worker import on_processes
+from killers import Gate
 from live_job import Fault, replayed, run
 from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.cli import main
+from makespan.easyscale import ElasticTrainer
 from makespan.easyscale.reduction import HostCopies, synchronize
 from makespan.errors import MakespanError
 from makespan.live.engine import slots_of
@@ -27,6 +30,8 @@ from makespan.policies import policy
 from makespan.training import SmallModel, TrainingJob, train
 from makespan.workloads import JobSpec
 
+SUPPORT = Path(__file__).parents[1] / "support"
+RECOVERING, SURVIVING = SUPPORT / "recovering_job.py", SUPPORT / "surviving_loop.py"
 SIZES = {"n_layers": 2, "hidden": 16, "heads": 2, "kv_heads": 2, "ffn": 16, "seq": 8, "vocab": 16}
 ALONE = ExecutionPlan(global_batch_size=4, micro_batch_size=4)
 PLANS_ALONE = {
@@ -91,6 +96,71 @@ def test_shards_of_the_optimizer_change_no_bit_of_elastic_training(launcher, tmp
     whole = trainer(tmp_path / "whole").run(4, "0,1/2,3", launcher=launcher)
     in_shards = trainer(tmp_path / "shards").run(4, "0,1/2,3", launcher=launcher, zero_stage=1)
     assert bits(in_shards) == bits(whole)
+
+
+def surviving(run_dir, launcher, mapping, gate=None, **options):
+    """Train a job that loses processes where a gate lets them."""
+    names = {name: f"{RECOVERING}:{name}" for name in ("data", "loss", "after_reduce")}
+    held = {} if gate is None else {"model": {"held": gate.hold(run_dir.with_name("held"))}}
+    of_job = {"options": held | options.pop("of_job", {}), "n_logical_workers": 4, "micro_batch_size": 4}
+    job = ElasticTrainer(f"{RECOVERING}:model", "adam", run_dir=run_dir, **of_job, **names)
+    result = job.run(8, mapping, launcher=launcher, on_event=gate, **options)
+    steps = result.steps.drop_duplicates(["step", "rank"], keep="last").sort_values(["step", "rank"])
+    columns = ["loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
+    return result, steps[columns[:1]].to_numpy().tolist(), steps[columns].to_numpy().tolist()[-4:]
+
+
+def sharing(launcher, n_processes):
+    """Return a launcher whose processes share one GPU."""
+    return replace(launcher, gpus=(0,) * n_processes)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_elastic_training_survives_a_loss_on_a_gpu_that_its_processes_share(launcher, tmp_path, zero_stage):
+    _, *straight = surviving(tmp_path / "straight", launcher, "0,1,2,3")
+    gate = Gate(("sum", 3, [1]), enters={5: 3})
+    options = {"survives": 1, "n_replacements": 1, "zero_stage": zero_stage, "hang_s": 60.0}
+    result, *changed = surviving(tmp_path / "run", sharing(launcher, 3), "0,1/2/3", gate, **options)
+    assert changed == straight and not gate.faults
+    assert list(result.reconfigurations["cause"]) == ["start", "recovery", "join"]
+
+
+@pytest.mark.devices(2)
+def test_elastic_training_survives_a_loss_on_gpus_of_its_own(launcher, tmp_path):
+    _, *straight = surviving(tmp_path / "straight", launcher, "0,1,2,3")
+    gate = Gate(("contexts", 3, [1]), enters={5: 2})
+    options = {"survives": 1, "n_replacements": 1, "hang_s": 60.0}
+    result, *changed = surviving(tmp_path / "run", launcher, "0,1/2,3", gate, **options)
+    assert changed == straight
+    assert list(result.reconfigurations["cause"]) == ["start", "recovery", "join"]
+
+
+def test_a_loop_of_its_own_survives_a_loss_on_a_gpu(launcher, tmp_path):
+    def losses(run_dir, launcher, mapping, faults, **options):
+        (tmp_path / f"notes-{run_dir}").mkdir()
+        of_loop = {"folder": str(tmp_path / f"notes-{run_dir}"), "faults": faults}
+        job = ElasticTrainer(
+            loop=f"{SURVIVING}:train", run_dir=tmp_path / run_dir, n_logical_workers=4, micro_batch_size=4,
+            options={"loop": of_loop},
+        )  # fmt: skip
+        steps = job.run(6, mapping, launcher=launcher, **options).steps
+        return steps.drop_duplicates(["step", "rank"], keep="last").sort_values(["step", "rank"])["loss_hex"]
+
+    straight = losses("straight", launcher, "0,1,2,3", [])
+    changed = losses("run", sharing(launcher, 2), "0/1,2,3", [("second turn", 3, 0)], survives=1, hang_s=60.0)
+    assert list(changed) == list(straight)
+    assert len((tmp_path / "run" / "recoveries.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.cuda_only
+def test_a_process_whose_gpu_fails_ends_and_the_others_continue(launcher, tmp_path, caplog):
+    _, *straight = surviving(tmp_path / "straight", launcher, "0,1,2,3")
+    of_job = {"loss": {"breaks": {"process": 1, "calls": 7}}}
+    _, *changed = surviving(
+        tmp_path / "run", sharing(launcher, 2), "0,1/2,3", survives=1, hang_s=60.0, of_job=of_job
+    )
+    assert changed == straight
+    assert "process 1 ended: " in caplog.text
 
 
 @pytest.mark.cuda_only

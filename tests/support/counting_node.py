@@ -21,6 +21,9 @@ class CountingEngine:
 
     is_waiting = False
 
+    def check_device(self):
+        pass
+
     def prepare(self, node, request, announce, board, serving):
         self.node, self.request, self.announce = node, request, announce
         if node in request.get("dies_at_start", ()):

@@ -257,7 +257,8 @@ def adapted():
 
 
 def adversarial(critic, fake, target):
-    return F.binary_cross_entropy_with_logits(critic(fake), torch.full((len(fake), 1), target))
+    logits = critic(fake)
+    return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, target))
 
 
 def contrastive(first, second):

@@ -33,9 +33,9 @@ class Critic(nn.Module):
 
 
 @torch.no_grad()
-def score_of(critic, average):
+def score_of(critic, average, device):
     critic.eval()
-    score = float(adversarial(critic, average(torch.rand(16, 3)), 1.0))
+    score = float(adversarial(critic, average(torch.rand(16, 3, device=device)), 1.0))
     critic.train()
     return score
 
@@ -55,6 +55,7 @@ def train(run, folder="", faults=(), held=None, raises="", tears=None, stops=0):
 
     note("calls")
     critic, generator = Critic(), nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, WIDTH))
+    critic, generator = critic.to(run.device), generator.to(run.device)
     average = copy.deepcopy(generator).requires_grad_(False)
     of_critic = torch.optim.Adam(critic.parameters(), lr=0.01)
     of_generator = torch.optim.SGD(generator.parameters(), lr=0.05, momentum=0.9)
@@ -79,7 +80,7 @@ def train(run, folder="", faults=(), held=None, raises="", tears=None, stops=0):
             critic.body[3].p = 0.1 + 0.01 * loop.step
             for real, _ in mini_batch:
                 perhaps("turn")
-                fake = generator(torch.rand(len(real), 3)).detach()
+                fake = generator(torch.rand(len(real), 3, device=run.device)).detach()
                 mini_batch.backward(adversarial(critic, real, 1.0) + adversarial(critic, fake, 0.0))
             mini_batch.sum(of_critic)
             nn.utils.clip_grad_norm_(critic.parameters(), 0.5)
@@ -88,13 +89,14 @@ def train(run, folder="", faults=(), held=None, raises="", tears=None, stops=0):
             perhaps("step")
             for real, _ in mini_batch:
                 perhaps("second turn")
-                mini_batch.backward(adversarial(critic, generator(torch.rand(len(real), 3)), 1.0))
+                noise = torch.rand(len(real), 3, device=run.device)
+                mini_batch.backward(adversarial(critic, generator(noise), 1.0))
             with suppress(Exception):
                 mini_batch.step(of_generator)
             scheduler.step()
             follow(average, generator)
             if loop.step % 2 == 0:
-                score = score_of(critic, average)
+                score = score_of(critic, average, run.device)
                 perhaps("evaluation")
                 best = min(best, score)
                 loop.state["best"] = best

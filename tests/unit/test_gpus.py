@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from makespan.cli import main
 from makespan.errors import InputError
+from makespan.live.elastic import ElasticRun
 from makespan.live.engine import slots_of
-from makespan.oobleck import trainer as _live
 from makespan.oobleck.trainer import join_run
 from makespan.plans import Placement
 from makespan.profiling import (
@@ -24,6 +24,7 @@ from makespan.profiling import (
     rates as _rates,
 )
 from makespan.runtime import (
+    GpuSlots,
     Identity,
     Launch,
     LocalLauncher,
@@ -217,16 +218,30 @@ def test_each_process_meets_the_others_on_its_own_gpu(monkeypatch, tmp_path):
 
 
 def test_a_node_that_replaces_a_lost_one_gets_its_gpu(monkeypatch, gpus, started, tmp_path):
-    gpus(3)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
-    run = _live._Run.__new__(_live._Run)
-    run.launcher, run.launch = LocalLauncher("cuda"), Launch("some.worker", {}, 3, tmp_path)
-    run.gpus, run.on_gpu = range(3), {}
+    gpus(4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7,9")
+    killed = []
+    slots, launch = GpuSlots(LocalLauncher("cuda")), Launch("some.worker", {}, 3, tmp_path)
+    monkeypatch.setattr(LocalLauncher, "end", lambda launcher, process: killed.append(process))
     for node in range(3):
-        run.start(node)
-    started[1].state = -9
-    run.start(3)
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in started] == ["4", "6", "7", "6"]
+        slots.start(launch, node)
+    slots.start(launch, 3, replaced=1)  # whose process is still ending
+    assert killed == [started[1]]
+    started[0].state = -9
+    slots.start(launch, 4, replaced=0)
+    slots.start(launch, 5, replaced=17)  # one that joined from outside
+    found = [one.environment["CUDA_VISIBLE_DEVICES"] for one in started]
+    assert found == ["4", "6", "7", "6", "4", "9"]
+
+
+def test_processes_share_a_gpu_that_a_launcher_names_twice(gpus, started, tmp_path):
+    gpus(1)
+    launcher = LocalLauncher("cuda", gpus=(0, 0))
+    assert launcher.n_devices == 2
+    slots = GpuSlots(launcher)
+    for node in range(2):
+        slots.start(Launch("some.worker", {}, 2, tmp_path), node)
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in started] == ["0", "0"]
 
 
 # --- too few ----------------------------------------------------------------------------------------
@@ -258,6 +273,17 @@ def test_a_live_run_has_a_gpu_for_each_slot(gpus):
     assert slots_of("local", "cuda", 2)((0, 1)).device == "cuda"
     with pytest.raises(InputError, match=r"3 process\(es\), but found 2 GPU\(s\)"):
         slots_of("local", "cuda", 3)
+
+
+def test_elastic_jobs_of_a_live_run_have_the_gpus_of_their_slots(gpus, tmp_path):
+    gpus(2)
+    found = []
+    trainer = SimpleNamespace(
+        folder=SimpleNamespace(path=tmp_path), job=SimpleNamespace(n_logical_workers=4),
+        run=lambda steps, **options: found.append(options["launcher"]),
+    )  # fmt: skip
+    ElasticRun().train(trainer, (0, 1), slots_of("local", "cuda", 2), 1, steps=1, checkpoint_every=1)
+    assert (found[0].device, found[0].n_devices) == ("cuda", None)
 
 
 def test_who_joins_a_run_names_its_gpu(gpus, tmp_path):

@@ -59,7 +59,7 @@ class ProcessStarter:
         self.launcher = LocalLauncher()
         self.launch = Launch("counting_node", {}, 1, directory)
 
-    def start(self, node):
+    def start(self, node, replaced=None):
         return self.launcher.start(self.launch, node)
 
     def end(self, process):
@@ -221,7 +221,7 @@ def test_time_in_which_the_coordinator_did_not_listen_is_no_silence(tmp_path, mo
     run = Run(tmp_path, 2, 1, limits=Timeouts(hang_s=4.0, start_s=20.0))
     ended = []
     run.coordinator.starter = SimpleNamespace(
-        start=lambda node: SimpleNamespace(poll=lambda: None), end=ended.append
+        start=lambda node, replaced: SimpleNamespace(poll=lambda: None), end=ended.append
     )
     run.coordinator._start(1)
     run.coordinator.nodes[0] = _coordinator._Peer(SimpleNamespace(close=lambda: None), now[0], 0)
@@ -456,7 +456,7 @@ def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
         return now[0]
 
     class Stuck(ProcessStarter):
-        def start(self, node):
+        def start(self, node, replaced=None):
             if node != 1:
                 return super().start(node)
             never_connects = [sys.executable, "-c", "import time; time.sleep(3600)"]

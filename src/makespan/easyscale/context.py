@@ -253,14 +253,16 @@ def _capture_states(device: torch.device) -> dict[str, Any]:
         "random": RandomStates.capture(),
         "registered": {name: hook.get() for name, hook in _registered.items()},
     }
-    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    if device.type != "cpu":
+        states["cuda"] = torch.get_device_module(device).get_rng_state(device)
+    return states
 
 
 def _restore_states(states: Mapping[str, Any], device: torch.device) -> None:
     """Restore what `_capture_states` returned."""
     states["random"].restore()
     if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+        torch.get_device_module(device).set_rng_state(states["cuda"], device)
     for name, value in states["registered"].items():
         if name not in _registered:
             raise InputError(

@@ -417,6 +417,8 @@ class HostedESTs:
         Called after each micro-batch.
     shards
         The part of the optimizer state that this process holds; None if it holds all.
+    sums_on_host
+        See `HostCopies`.
 
     Raises
     ------
@@ -442,12 +444,13 @@ class HostedESTs:
         late_buffers: Collection[str] = (),
         on_micro_batch: Callable[[], object] = lambda: None,
         shards: OptimizerShards | None = None,
+        sums_on_host: bool = False,
     ) -> None:
         _check_hosting(parts, mapping, reduction, buffers)
         self._parts, self._device, self._process = parts, device, process
         self._buffers, self._swaps, self._shards = buffers, swaps_contexts, shards
         self.mapping, self.ranks = mapping, mapping.hosted[process]
-        self._copies = HostCopies(device)
+        self._copies = HostCopies(device, sums_on_host=sums_on_host)
         self._computing = nullcontext() if computing is None else computing
         self._word_sum = WordSum(parts.model.parameters())
         self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)

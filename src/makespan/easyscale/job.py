@@ -256,8 +256,8 @@ class RunOptions:
     survives
         Processes that may be lost at the same time without a return to the checkpoint: the contexts of the
         logical workers of each process are copied to so many others in every mini-batch, and the remaining
-        processes continue from their memory; the function of a ``loop`` is called again in each of them. 0 to
-        restart all processes from the last checkpoint.
+        processes continue from their memory; the function of a ``loop`` is called again in each of them. On
+        GPUs, gradients are then summed in host memory. 0 to restart all processes from the last checkpoint.
     zero_stage
         Stage of ZeRO: with 1, the optimizer state of each parameter is on ``survives`` + 1 processes only,
         which take its step and send the parameter to the others; with 0, it is on all. 1 is for optimizers

@@ -104,6 +104,10 @@ KERNEL_SETS = {
 """Kernel sets by name; all of them use one thread."""
 
 
+KERNEL_SET_VARIABLE = "MAKESPAN_KERNEL_SET"
+"""Variable that tells a process which replaces a lost one the name of its kernel set."""
+
+
 def kernels_of(device: str, level: DeterminismLevel) -> KernelSet:
     """Return the kernels that a device runs at a level: its own, or under D2 the common ones."""
     if device not in KERNEL_SETS:

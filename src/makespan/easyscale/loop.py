@@ -41,6 +41,7 @@ class Generation(Together, Protocol):
     mapping: RankMapping
     number: int
     device: torch.device
+    sums_on_host: bool
     done: int
     first_step: int
     parts: SharedParts
@@ -230,6 +231,7 @@ class TrainingLoop:
                 layouts={} if saved is None else saved.layout, user_state=user_state,
                 late_buffers=() if saved is None else saved.late_buffers, together=generation,
                 on_micro_batch=generation.process.report_micro_batch,
+                sums_on_host=generation.sums_on_host,
             )  # fmt: skip
             if saved is not None:
                 saved.install(parts.model, self._hosted.contexts)

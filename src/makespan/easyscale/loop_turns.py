@@ -124,6 +124,8 @@ class LoopESTs:
         What this process does together with the others.
     on_micro_batch
         Called after each turn.
+    sums_on_host
+        See `makespan.easyscale.reduction.HostCopies`.
     """
 
     def __init__(
@@ -141,10 +143,12 @@ class LoopESTs:
         late_buffers: Collection[str],
         together: Together,
         on_micro_batch: Callable[[], object],
+        sums_on_host: bool = False,
     ) -> None:
         check_modules(parts.model, mapping)
         self._parts, self._device, self._mapping, self._process = parts, device, mapping, process
-        self.ranks, self._copies = mapping.hosted[process], HostCopies(device)
+        self.ranks = mapping.hosted[process]
+        self._copies = HostCopies(device, sums_on_host=sums_on_host)
         self._together, self._on_micro_batch = together, on_micro_batch
         self._gradients = {}
         for name, model in parts.models.items():

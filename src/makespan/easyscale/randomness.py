@@ -229,8 +229,8 @@ def optimizers_sha(optimizers: Sequence[torch.optim.Optimizer], *, by_sum: bool 
 def implicit_sha(model: nn.Module, device: torch.device) -> str:
     """Hash of the buffers of a model and the current random states of this process."""
     states: list[tuple[str, Any]] = [("random", capture_random_states().hex())]
-    if device.type == "cuda":
-        states.append(("cuda", torch.cuda.get_rng_state(device)))
+    if device.type != "cpu":
+        states.append(("cuda", torch.get_device_module(device).get_rng_state(device)))
     return _sha([*sorted(model.named_buffers()), *states])
 
 

@@ -8,10 +8,12 @@ change each of them reports what it holds, and `makespan.easyscale.recovery` dec
 its own; `RecoveringProcess` is what both share.
 """
 
+import fcntl
 import gc
 import importlib
 import io
 import logging
+import os
 import pickle
 import signal
 import sys
@@ -28,6 +30,7 @@ from makespan.easyscale.context import patch_distributed
 from makespan.easyscale.data import LoaderPool, LoaderState
 from makespan.easyscale.hosting import HostedESTs, MiniBatchResult
 from makespan.easyscale.job import RankMapping
+from makespan.easyscale.kernels import KERNEL_SET_VARIABLE
 from makespan.easyscale.loop import LoopSuspended
 from makespan.easyscale.recovery import ASSEMBLY, Assembly, HeldShards, backups, boundary_key, holdings
 from makespan.easyscale.reduction import BucketMap, Steps, over_links
@@ -47,9 +50,9 @@ from makespan.easyscale.saved import (
 )
 from makespan.easyscale.user_state import is_watched
 from makespan.easyscale.worker import Ending, Generation, TrainingProcess, check_equal_hashes, divergence
-from makespan.errors import CheckpointError, TrainingError, WorkerError
+from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.files import read_json
-from makespan.runtime import Identity, RunDirectory, end_worker, run_worker
+from makespan.runtime import Identity, RunDirectory, check_device, end_worker, run_worker
 from makespan.runtime.links import LostPeerError, PeerLinks
 from makespan.runtime.messages import LOOPBACK, Form, Save
 from makespan.runtime.node import (
@@ -78,12 +81,16 @@ class _Pickler(pickle.Pickler):
         if type(value) not in (Tensor, nn.Parameter):
             return NotImplemented
         trains = value.requires_grad if isinstance(value, nn.Parameter) else None
-        return _tensor, (raw_bytes(value).numpy().tobytes(), value.dtype, tuple(value.shape), trains)
+        raw = raw_bytes(value).numpy().tobytes()
+        return _tensor, (raw, value.dtype, tuple(value.shape), trains, value.device.type)
 
 
-def _tensor(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...], trains: bool | None) -> Tensor:
+def _tensor(
+    raw: bytes, dtype: torch.dtype, shape: tuple[int, ...], trains: bool | None, device: str
+) -> Tensor:
+    """Return a tensor on the device of its type that this process has."""
     flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-    made = flat.view(dtype).view(shape)
+    made = flat.view(dtype).view(shape).to(device)
     return made if trains is None else nn.Parameter(made, trains)
 
 
@@ -104,10 +111,14 @@ class RecoveringProcess(Generation):
     """
 
     words_before = 0  # mini-batches by which sums of words are behind
+    # Links move host memory. Communicators of NCCL would be faster, and hang when a member is lost.
+    sums_on_host = True
 
     def __init__(self, process: TrainingProcess) -> None:
         super().__init__(process, process.requests[0])
         self.links: PeerLinks | None = None
+        self.device_name = os.environ.get(KERNEL_SET_VARIABLE, self.device_name)
+        self.devices = list[str]()  # kernel set of each process of the mapping
         self.places, self.nodes = list[int](), tuple[int, ...]()
         self.ranks: dict[int, int] = {}  # numbers of nodes among the links
         self.whole: int | None = None
@@ -162,6 +173,10 @@ class RecoveringProcess(Generation):
         code = self.request.manifest["code"]
         for file in [file for file, sha in self.job.code().items() if code.get(file) != sha]:
             self.notices.add(f"{file} has changed since the run began; equal bits are not guaranteed")
+
+    def check_device(self) -> None:
+        """Raise the error of a device that no longer computes."""
+        check_device(self.device)
 
     def drop(self) -> None:
         """Drop the links to other processes."""
@@ -301,8 +316,14 @@ class RecoveringProcess(Generation):
         self._send_contexts(own)
         received = self._received_contexts()
         self.contexts[self.done] |= received
-        self.gather(None)
+        gpu = "" if self.device.type == "cpu" else _properties(self.device).name
+        told = self.gather((self.device_name, gpu))
         self.contexts[self.done] = own | received
+        self.devices = [name for name, _ in told]
+        if len(names := sorted({name for _, name in told})) > 1:
+            self.notices.add(
+                f"GPUs of several types train, {', '.join(names)}; equal bits are not guaranteed"
+            )
         self.stage, self.first_step, self.ending = assembly.stage, self.done, Ending.CONTINUE
         self.settle(assembly)
         self.is_first_done, self.process.reports = False, self.number == 0
@@ -415,11 +436,6 @@ class RecoveringProcess(Generation):
             return []
         others = [each for each in self.places if each != place]
         return [value, *map(pickle.loads, links.take_all(others))]
-
-    @property
-    def devices(self) -> list[str]:
-        """Device of each process of the mapping."""
-        return [self.request.placing.device(node) for node in self.nodes]
 
     def _linked(self) -> PeerLinks:
         if self.links is None:
@@ -871,12 +887,33 @@ class RecoveringLoop(RecoveringProcess):
             write_values(directory, own)
 
 
+def _properties(device: torch.device) -> Any:
+    return torch.get_device_module(device).get_device_properties(device)
+
+
+def _hold_gpu(directory: RunDirectory, device: torch.device, *, is_free: bool) -> None:
+    """Hold a GPU until this process has ended; with ``is_free``, reject one that the run uses already."""
+    gpu = _properties(device)
+    handle = os.open(directory.path / f"gpu-{gpu.uuid}", os.O_RDWR | os.O_CREAT, 0o644)
+    if is_free:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"the run already uses the GPU of the process that joins, {gpu.name} ({gpu.uuid}); expected "
+                "the number of a free one in CUDA_VISIBLE_DEVICES"
+            ) from None
+    fcntl.flock(handle, fcntl.LOCK_SH)  # a call may give several of its own processes one GPU
+
+
 def train_recovering(directory: RunDirectory, who: Identity) -> None:
     """Take part in a run until it is over."""
     process = TrainingProcess(directory, who)
+    joins = who.rank >= JOINING
+    if process.device.type != "cpu":
+        _hold_gpu(directory, process.device, is_free=joins)
     has_loop = process.requests[0].job.loop is not None
     training = RecoveringLoop(process) if has_loop else RecoveringParts(process)
-    joins = who.rank >= JOINING
     reason = take_part(directory.path, training, None if joins else who.rank)
     training.stack.close()
     if joins:

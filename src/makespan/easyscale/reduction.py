@@ -47,14 +47,21 @@ class HostCopies:
     """Copies vectors from a device to pinned memory on a separate stream; on a CPU it returns the vectors.
 
     The copies overlap with the computation of the next EST.
+
+    Parameters
+    ----------
+    device
+        Device of the vectors.
+    sums_on_host
+        Whether sums are taken where the copies are, and copied back; False if they are taken on the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, sums_on_host: bool = False) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._copied: list[torch.cuda.Event] = []
+        self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        self._stream: Any = None if self._module is None else self._module.Stream(device)
+        self._copied: list[Any] = []
+        self.sums_on_host = sums_on_host and self.is_needed
 
     @property
     def is_needed(self) -> bool:
@@ -68,16 +75,14 @@ class HostCopies:
         """
         if self._stream is None:
             return list(vectors)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        copies = list(kept) or [
-            torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True) for vector in vectors
-        ]
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._module.current_stream(self._device))
+        copies = list(kept) or [host_memory(vector, vector.shape) for vector in vectors]
+        with self._module.stream(self._stream):
             for vector, copy in zip(vectors, copies, strict=True):
                 copy.copy_(vector, non_blocking=True)
                 # The allocator must not hand out the memory of the vector before the copy is made.
                 vector.record_stream(self._stream)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = self._module.Event()
             event.record(self._stream)
         self._copied.append(event)
         return copies
@@ -85,7 +90,7 @@ class HostCopies:
     def before_reuse(self) -> None:
         """Let what the device computes from now on wait for the copies; the host does not wait."""
         if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            self._module.current_stream(self._device).wait_stream(self._stream)
 
     def finish(self) -> None:
         """Wait for all copies."""
@@ -94,10 +99,15 @@ class HostCopies:
         self._copied.clear()
 
 
+def host_memory(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return new host memory for a copy of a vector; it is pinned if CUDA reads or writes it."""
+    return torch.empty(shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for the computation on a device, so that a clock measures it; copies may still be running."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    if device.type != "cpu":
+        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 # --- Buckets: the layouts of DistributedDataParallel, and packing of gradients ---
@@ -299,8 +309,8 @@ class Buckets:
         for (name, parameter), is_used in zip(self.parameters.items(), used.tolist(), strict=True):
             parameter.grad = views[name] if is_used else None
 
-    def empty(self, n_more: int = 0) -> list[Tensor]:
-        """Return new vectors for all buckets, on the device of the parameters.
+    def empty(self, n_more: int = 0, *, on_host: bool = False) -> list[Tensor]:
+        """Return new vectors for all buckets, on the device of the parameters or on the host.
 
         With ``n_more`` there is one more for so many numbers, side by side with the last one.
         """
@@ -308,7 +318,11 @@ class Buckets:
         for number, names in enumerate(self.bucket_map, start=1):
             more, like = n_more if number == len(self.lengths) else 0, self.parameters[names[0]]
             length = self.lengths[number - 1]
-            vector = torch.empty(length + more, dtype=like.dtype, device=like.device)
+            vector = (
+                host_memory(like, (length + more,))
+                if on_host
+                else torch.empty(length + more, dtype=like.dtype, device=like.device)
+            )
             vectors += [vector[:length], vector[length:]] if more else [vector]
         return vectors
 
@@ -499,7 +513,7 @@ class GradientPacker:
                 for name, view in views.items()
             ]
             flat[-1].copy_(torch.tensor(used, dtype=torch.bool))
-        if self._set == 0 and not self._keeps_sums and _n_sharing(self._room.sums) != self._n_sharing:
+        if self._set == 0 and not self._keeps_sums and _n_sharing(self._sums) != self._n_sharing:
             self._allocate_sums()
         if self._copies.is_needed:
             flat = self._copied[self._set] = self._copies.start(flat, self._copied.get(self._set, ()))
@@ -507,13 +521,22 @@ class GradientPacker:
 
     def _allocate_sums(self) -> None:
         """Allocate memory for the sum; the old one belongs to whoever kept a part of it."""
-        self._room.sums = self._buckets.empty(len(self._buckets.parameters))
-        self._sum_views = self._buckets.views(self._room.sums[:-1])
-        self._n_sharing = _n_sharing(self._room.sums)
+        n_used, on_host = len(self._buckets.parameters), self._copies.sums_on_host
+        self._sums = self._buckets.empty(n_used)
+        if not on_host:
+            self._room.sums = self._sums
+        elif not self._room.sums:
+            self._room.sums = self._buckets.empty(n_used, on_host=True)
+        self._sum_views = self._buckets.views(self._sums[:-1])
+        self._n_sharing = _n_sharing(self._sums)
 
     def unpack(self, total: GradientSet) -> None:
         """Make the sum of all sets the gradients of the model, until the next sum."""
         if total.room is self._room:
+            if self._copies.sums_on_host:
+                # The next sum comes after `synchronize`, so it does not overwrite what is still copied.
+                for vector, summed in zip(self._sums[:-1], total.buckets, strict=True):
+                    vector.copy_(summed, non_blocking=True)
             # Tensors of their own, so that those which user code keeps are counted.
             views = {name: view.detach() for name, view in self._sum_views.items()}
             self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
@@ -931,7 +954,8 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
     Parameters
     ----------
     links, places
-        Links, and the number there of each process of the mapping; all vectors are on the CPU.
+        Links, and the number there of each process of the mapping. Vectors are on the CPU; only those of a
+        `Broadcast` may be on a device, and are then copied from or to it.
     process
         Number of this process in the mapping.
     """
@@ -939,6 +963,7 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
     try:
         while True:
             request = next(steps) if reply is None else steps.send(reply)
+            copies: list[tuple[Tensor, Tensor]] = []
             if isinstance(request, list):
                 reply, pairs = [], [_parts_of(each) for each in request]
             elif isinstance(request, Broadcast):
@@ -946,12 +971,17 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
                 for sender, (vectors, targets) in enumerate(
                     zip(request.vectors, request.targets, strict=True)
                 ):
-                    for vector in map(_bytes_of, vectors):
+                    for vector in vectors:
+                        on_host = vector.device.type == "cpu"
+                        staged = vector if on_host else host_memory(vector, vector.shape)
                         if sender != process:
-                            links.receive(places[sender], vector)
+                            links.receive(places[sender], _bytes_of(staged))
+                            copies += [] if on_host else [(vector, staged)]
                             continue
+                        if not on_host:
+                            staged.copy_(vector)
                         for target in targets:
-                            links.send(places[target], vector)
+                            links.send(places[target], _bytes_of(staged))
             else:
                 like = request.parts[0]
                 reply = [like.new_empty(length) for length in request.lengths]
@@ -964,6 +994,8 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
                     if number != process and received[number].numel():
                         links.receive(place, _bytes_of(received[number]))
             links.finish()
+            for vector, staged in copies:
+                vector.copy_(staged)
     except StopIteration as end:
         result: T = end.value
         return result

@@ -56,6 +56,8 @@ class GenerationRequest:
         See `makespan.easyscale.RunOptions`.
     progress_s
         Seconds between reports of progress.
+    device
+        ``cpu`` or ``cuda``, on which all processes train.
     survives, announces, zero_stage
         Processes whose simultaneous loss the run survives without a checkpoint; whether processes announce
         the phases of each mini-batch to the coordinator; see `makespan.easyscale.RunOptions`.
@@ -80,6 +82,7 @@ class GenerationRequest:
     loader_processes: int
     prefetch: int
     progress_s: float = 0.5
+    device: str = "cpu"
     survives: int = 0
     announces: bool = False
     zero_stage: int = 0

@@ -194,13 +194,13 @@ def shared_values(parts: SharedParts, hosted: Hosted, *, records: bool = True) -
 
 
 def copied(value: Any, old: Any = None) -> Any:
-    """Return a copy of tensors and plain values, in the memory of an earlier copy where they fit."""
+    """Return a copy of tensors and plain values in host memory, that of an earlier copy where they fit."""
     kind = type(value)
     if isinstance(value, Tensor):
         if type(old) is kind and (old.dtype, old.shape) == (value.dtype, value.shape):
             old.detach().copy_(value.detach())
             return old
-        made = value.detach().clone()
+        made = value.detach().to("cpu", copy=True)
         return nn.Parameter(made, value.requires_grad) if kind is nn.Parameter else made
     if isinstance(value, dict):
         before, result = old if isinstance(old, dict) else {}, copy.copy(value)  # with versions of modules

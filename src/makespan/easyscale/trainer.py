@@ -36,6 +36,7 @@ from makespan.easyscale.job import (
     RunOptions,
     job_from,
 )
+from makespan.easyscale.kernels import KERNEL_SET_VARIABLE, process_options
 from makespan.easyscale.recovery import ASSEMBLY, Assembly, RecoveryPlanner, RecoveryProtocol
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest, Reconfiguration
 from makespan.errors import (
@@ -50,6 +51,7 @@ from makespan.files import read_json, write_json
 from makespan.notebook import Display, Displayed
 from makespan.runtime import (
     Checkpoint,
+    GpuSlots,
     Launch,
     Launcher,
     LocalLauncher,
@@ -545,7 +547,9 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
             )
         is_heard = options.on_event is not None
         # More may join, so the processes themselves take the lesser of this and the number of others.
-        requests = [replace(requests[0], survives=options.survives, announces=is_heard)]
+        requests = [
+            replace(requests[0], survives=options.survives, announces=is_heard, device=launcher.device)
+        ]
         surviving = _SurvivingRun(runs[0], requests[0], options, launcher, directory)
     notified = set[str]()
 
@@ -605,11 +609,6 @@ def _check_survives(placing: Placing, options: RunOptions) -> None:
             f"survives is {survives} with {n_processes} process(es); expected at most {n_processes - 1}, "
             "because one must remain"
         )
-    if options.n_replacements and len(set(placing.devices)) > 1:
-        raise InputError(
-            f"n_replacements is {options.n_replacements} with devices {','.join(placing.devices)}; expected "
-            "one type of device, or n_replacements=0, because all that join have the device of the first"
-        )
     _check_launcher(options.launcher, f"survives is {survives}")
     if isinstance(options.launcher, SlurmLauncher) and "SLURM_JOB_ID" not in os.environ:
         raise InputError(
@@ -622,8 +621,10 @@ def _check_launcher(launcher: Launcher | None, problem: str) -> None:
     """Reject a launcher that processes which recover from memory cannot have."""
     if launcher is None:
         return
-    if not (isinstance(launcher, LocalLauncher | SlurmLauncher) and launcher.device == "cpu"):
-        raise InputError(f"{problem} with a launcher for GPUs; expected one with device cpu")
+    if not isinstance(launcher, LocalLauncher | SlurmLauncher):
+        raise InputError(
+            f"{problem} with a {type(launcher).__name__}; expected a LocalLauncher or a SlurmLauncher"
+        )
     for limit in ("timeout_s", "stall_timeout_s", "meet_timeout_s", "silence_timeout_s"):
         if (value := getattr(launcher, limit)) != getattr(type(launcher)(), limit):
             raise InputError(
@@ -645,6 +646,7 @@ class _SurvivingRun:
     ) -> None:
         self.generation, self.request, self.options = run, request, options
         self.launcher, self.directory, self.folder = launcher, directory, run.folder
+        self.slots, self.kernel_sets = GpuSlots(launcher), dict[int, str]()  # of replacements, by node
         self.planner = RecoveryPlanner(
             request.placing.mapping, request.generation, request.first_step, lambda: self.failure,
             before=options.on_regroup or (lambda: None),
@@ -678,9 +680,20 @@ class _SurvivingRun:
         coordinator.run()
         self.directory.write_result(self.report)
 
-    def start(self, node: int) -> Process:
-        """Start the process of a node (see `ProcessStarter`)."""
-        return self.launcher.start(self.launch, node)
+    def start(self, node: int, replaced: int | None = None) -> Process:
+        """Start the process of a node, with the kernel set of one that it replaces (see `ProcessStarter`)."""
+        launch = self.launch
+        if replaced is not None:
+            self.kernel_sets[node] = name = self.device(replaced)
+            options = process_options(name, self.request.job.level)
+            variables = {**options.environment, KERNEL_SET_VARIABLE: name}
+            # An additional process has the options of the first.
+            launch = replace(launch, options=[replace(options, environment=variables), *launch.options[1:]])
+        return self.slots.start(launch, node, replaced)
+
+    def device(self, node: int) -> str:
+        """Return the name of the kernel set of a node."""
+        return self.kernel_sets.get(node, self.request.placing.device(node))
 
     def end(self, process: Process) -> None:
         """Kill a process (see `ProcessStarter`)."""
@@ -693,6 +706,8 @@ class _SurvivingRun:
             case "failed" if values["cause"] == Cause.OWN:
                 self.failure = WorkerError(f"process {node} failed: {values['error']}")
             case "lost" if node is not None:
+                if (report := self.directory.error(node)) is not None:
+                    _log.warning("%s: process %d ended: %s", self.folder.path, node, report["error"])
                 self.failure = None  # the loss explains it
                 self.lost.add(node)
                 self._begin(event.time_s)
@@ -749,7 +764,7 @@ class _SurvivingRun:
             )  # fmt: skip
             self.begin_s, self.lost = None, set()
             return
-        old, new, device = self.trained, self.assembly, self.request.placing.device
+        old, new, device = self.trained, self.assembly, self.device
         hosted = RankMapping.parse(old.mapping).hosted
         left = [place for place, node in enumerate(old.nodes) if node not in new.nodes]
         lost = [place for place, node in enumerate(old.nodes) if node in self.lost]
@@ -799,7 +814,7 @@ class _SurvivingRun:
         """Write the record of the mini-batches since the last checkpoint, then complete the checkpoint."""
         if self.trained is None:
             raise WorkerError("a checkpoint is complete before anybody trained")
-        done, device = self.report["last_step"], self.request.placing.device
+        done, device = self.report["last_step"], self.device
         record = {"changes": self.changes, "rows": self.rows, "recoveries": self.recoveries}
         values = {
             **self.request.manifest, "fold": self.report["fold"], "stage": self.trained.stage,
@@ -869,7 +884,8 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
         Directory of an active run with ``survives``: on this machine, or in a job of Slurm, on any machine
         that reaches its first one over the network.
     launcher
-        Launcher of the process, on CPUs and without limits of its own; None for this machine.
+        Launcher of the process, without limits of its own and with the device of the run; None for this
+        machine. On this machine ``CUDA_VISIBLE_DEVICES`` has to name a GPU that the run does not use yet.
 
     Returns
     -------
@@ -879,7 +895,8 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     Raises
     ------
     makespan.errors.InputError
-        No run with ``survives`` is active there, or it has several types of devices.
+        No run with ``survives`` is active there, it has several types of devices or trains on another kind,
+        or the process has no GPU that is free.
     makespan.errors.WorkerError
         The process failed or was killed.
     """
@@ -892,6 +909,12 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
             "one type of device, because all that join have the device of the first"
         )
     _check_launcher(launcher, "a process joins")
+    launcher = launcher or LocalLauncher("cuda" if request.device == "cuda" else "cpu")
+    if launcher.device != request.device:
+        raise InputError(
+            f"a process joins on device {launcher.device} and the run in {run_dir} trains on "
+            f"{request.device}; expected device {request.device}"
+        )
     options = request.placing.options(request.job)[:1]
     return join_with(run_path, Launch(_RECOVERING_WORKER, {}, 1, processes, options=options), launcher)
 

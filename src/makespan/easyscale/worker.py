@@ -148,6 +148,8 @@ class TrainingProcess:
 class Generation:
     """One job from a checkpoint to the end of the generation, in this process."""
 
+    sums_on_host = False  # whether gradients of a device are summed in host memory, see `HostCopies`
+
     def __init__(self, process: TrainingProcess, request: GenerationRequest) -> None:
         self.process, self.request, self.begun = process, request, time.perf_counter()
         self.job, self.mapping = request.job, request.placing.mapping
@@ -375,6 +377,7 @@ class Generation:
             seed=job.seed, buffers=job.buffers, computing=self.computing, bucket_map=layout,
             user_state=self.user_state, late_buffers=late_buffers,
             on_micro_batch=self.process.report_micro_batch, shards=self.shards,
+            sums_on_host=self.sums_on_host,
         )  # fmt: skip
 
     def loaders(

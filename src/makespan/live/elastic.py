@@ -123,6 +123,11 @@ class _SlotLauncher(LocalLauncher):
 
     begin: Callable[[Launch, int], Process] = field(default=_not_set)
 
+    @property
+    def n_devices(self) -> int | None:
+        """None, because slots have devices of their own."""
+        return None
+
     def start(self, launch: Launch, rank: int) -> Process:
         """Start one process on its slot."""
         return self.begin(launch, rank)
@@ -161,7 +166,9 @@ class ElasticRun:
     ) -> ElasticResult:
         """Train on slots until so many steps are done in total, or the run is suspended or lost."""
         self._launch_on, self._path = launch_on, trainer.folder.path
-        launcher = _SlotLauncher(begin=lambda launch, rank: self._start(launch, rank, slots[rank]))
+        launcher = _SlotLauncher(
+            launch_on(slots).device, begin=lambda launch, rank: self._start(launch, rank, slots[rank])
+        )
         n_processes = min(len(slots), trainer.job.n_logical_workers)
         surviving: dict[str, Any] = {}
         if n_processes > 1 and survives:
@@ -273,7 +280,9 @@ class ElasticRun:
         return process
 
     def _join(self, slot: int) -> None:
-        launcher = _SlotLauncher(begin=partial(self._start, slot=slot))
+        if self._launch_on is None:
+            return
+        launcher = _SlotLauncher(self._launch_on((slot,)).device, begin=partial(self._start, slot=slot))
         for _ in range(_JOIN_ATTEMPTS):
             if self._path is None or self._is_over or self._is_killed or slot in self._gone:
                 return

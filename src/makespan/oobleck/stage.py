@@ -689,6 +689,8 @@ def _guarded(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except RuntimeError as error:
+        if type(error).__name__ == "AcceleratorError":  # of this GPU, and not of another node
+            raise
         problem = str(error).partition("\n")[0]
     raise LostPeerError(problem)
 

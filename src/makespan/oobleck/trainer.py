@@ -39,6 +39,7 @@ from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.templates import TemplateSet, covering_templates
 from makespan.runtime import (
+    GpuSlots,
     Launch,
     Launcher,
     LocalLauncher,
@@ -770,10 +771,7 @@ class _Run:
     ) -> None:
         self.job, self.folder, self.options, self.launcher = job, folder, options, launcher
         self.watch, self.record, self.checkpoints = watch, record, folder / "checkpoints"
-        self.faults, self.on_gpu = faults, dict[int, Process]()
-        # Indices of the GPUs of this machine that nodes may use; empty if they use none.
-        named = launcher.gpus if isinstance(launcher, LocalLauncher) else None
-        self.gpus = range(launcher.n_devices or 0) if named is None else named
+        self.faults, self.slots = faults, GpuSlots(launcher)
         self.coordinator: Coordinator[HybridPlan] | None = None
         self.notice, self._write_next_s = "", 0.0
         self.started = self._start(iterations)
@@ -878,15 +876,9 @@ class _Run:
         if self.coordinator is not None:
             self.coordinator.stop(name)
 
-    def start(self, node: int) -> Process:
-        """Start the process of a node, on a free GPU if there are GPUs (see `ProcessStarter`)."""
-        launcher = self.launcher
-        if not (self.gpus and isinstance(launcher, LocalLauncher)):
-            return launcher.start(self.launch, node)
-        free = [gpu for gpu in self.gpus if gpu not in self.on_gpu or self.on_gpu[gpu].poll() is not None]
-        gpu = free[0] if free else self.gpus[node % len(self.gpus)]
-        self.on_gpu[gpu] = replace(launcher, gpus=(gpu,)).start(self.launch, node)
-        return self.on_gpu[gpu]
+    def start(self, node: int, replaced: int | None = None) -> Process:
+        """Start the process of a node (see `ProcessStarter`)."""
+        return self.slots.start(self.launch, node, replaced)
 
     @property
     def is_forked(self) -> bool:

@@ -20,7 +20,14 @@ from makespan.files import atomic_path, read_json, write_json
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.shards import Piece, read_piece
 from makespan.oobleck.stage import PeerGroups, StageExecutor, State
-from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
+from makespan.runtime import (
+    Identity,
+    RunDirectory,
+    check_device,
+    choose_device,
+    end_worker,
+    run_worker,
+)
 from makespan.runtime.messages import Form, Save
 from makespan.runtime.node import (
     ADDRESS_FILE,
@@ -81,6 +88,10 @@ class TrainingEngine:
             node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order,
             reroutes=node_request.reroutes, is_divided=node_request.is_divided,
         )  # fmt: skip
+
+    def check_device(self) -> None:
+        """Raise the error of a device that no longer computes."""
+        check_device(torch.device(self._device))
 
     def drop(self) -> None:
         """Drop every group."""

@@ -27,6 +27,7 @@ from makespan.runtime.checkpoints import (
 )
 from makespan.runtime.forkserver import Process as Process
 from makespan.runtime.launch import (
+    GpuSlots as GpuSlots,
     Launch as Launch,
     Launcher as Launcher,
     LocalLauncher as LocalLauncher,
@@ -50,6 +51,7 @@ from makespan.runtime.locks import (
 )
 from makespan.runtime.rendezvous import (
     Identity as Identity,
+    check_device as check_device,
     choose_device as choose_device,
     end_worker as end_worker,
     join as join,

@@ -68,8 +68,8 @@ class Event:
 class ProcessStarter(Protocol):
     """Starts processes of a run, and ends one that hangs."""
 
-    def start(self, node: int) -> Process:
-        """Start the process of a node."""
+    def start(self, node: int, replaced: int | None = None) -> Process:
+        """Start the process of a node, for the lost node ``replaced`` if it replaces one."""
 
     def end(self, process: Process) -> None:
         """Kill a process with SIGKILL, wherever it runs."""
@@ -306,7 +306,7 @@ class Coordinator(Generic[PlanT]):
         self._carry_out(self.protocol.lost(node))
         if is_replaced and self.n_replacements > 0 and self.ending is None:
             self.n_replacements -= 1
-            self._start(self.next_node)
+            self._start(self.next_node, node)
 
     def hold(self, node: int, phase: str, iteration: int) -> None:
         """Hold a node at the end of a phase, so that it can be killed there."""
@@ -365,9 +365,10 @@ class Coordinator(Generic[PlanT]):
 
     # --- processes ----------------------------------------------------------------------------
 
-    def _start(self, node: int) -> None:
+    def _start(self, node: int, replaced: int | None = None) -> None:
         self.next_node = max(self.next_node, node + 1)
-        self.processes[node], self.started_s[node] = self.starter.start(node), time.monotonic()
+        self.processes[node] = self.starter.start(node, replaced)
+        self.started_s[node] = time.monotonic()
         self._tell("start", node)
 
     def _look_after(self) -> None:

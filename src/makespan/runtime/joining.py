@@ -66,7 +66,8 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
     Raises
     ------
     InputError
-        No run is active there or none that takes processes of other machines, or several GPUs are visible.
+        No run is active there or none that takes processes of other machines, several GPUs are visible, or
+        the process rejects what it finds.
     WorkerError
         The process failed or was killed.
     """
@@ -111,6 +112,9 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
     if status:
         report = directory.error(rank)
         why = f"ended with status {status}" if report is None else report["error"]
+        kind, _, text = why.partition(": ")
+        if kind == InputError.__name__:
+            raise InputError(text)
         raise WorkerError(f"the process that joined {run_dir} {why}")
     return str(directory.result(rank))
 

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from itertools import takewhile
@@ -188,7 +188,7 @@ def gpu_of(local_rank: int, gpus: Gpus) -> int:
 
 _RUN_FILES = (
     "request.json", "result-*.json", "progress.json", "stop", "met-*.json", "store-*.json", "error-*.json",
-    "lost-*.json", "log-*.txt", "alive-*", "ready-*", "beat-*",
+    "lost-*.json", "log-*.txt", "alive-*", "ready-*", "beat-*", "gpu-*",
 )  # fmt: skip
 
 
@@ -579,6 +579,35 @@ class SlurmLauncher:
         command = ["srun", *tasks, *self.options, *launch.command(self.interpreter)]
         environment = _run_variables(self.device, self.timeout_s) | variables
         return _start(command, environment, RunDirectory(launch.run_dir).log_path(rank))
+
+
+class GpuSlots:
+    """Starts the processes of a run one by one, on this machine each with a GPU of its own.
+
+    Launchers that give out no GPUs of this machine start processes as they do otherwise.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher, self._gpus = launcher, tuple[int, ...]()
+        if isinstance(launcher, LocalLauncher) and launcher.device == "cuda":
+            named = launcher.gpus
+            self._gpus = tuple(range(launcher.n_devices or 0)) if named is None else named
+        self._started: dict[int, tuple[int, Process]] = {}  # places among the GPUs and processes, by node
+
+    def start(self, launch: Launch, node: int, replaced: int | None = None) -> Process:
+        """Start the process of a node, on the GPU of the lost node that it replaces, or on a free one."""
+        if not isinstance(self._launcher, LocalLauncher) or not self._gpus:
+            return self._launcher.start(launch, node)
+        busy = {place for place, process in self._started.values() if process.poll() is None}
+        free = [place for place in range(len(self._gpus)) if place not in busy]
+        place = free[0] if free else node % len(self._gpus)
+        if replaced in self._started:
+            # The lost process may still be ending, and has ended before the new one has loaded torch.
+            place, process = self._started.pop(replaced)
+            self._launcher.end(process)
+        process = replace(self._launcher, gpus=(self._gpus[place],)).start(launch, node)
+        self._started[node] = place, process
+        return process
 
 
 def _limits(launcher: LocalLauncher | SlurmLauncher) -> _Limits:

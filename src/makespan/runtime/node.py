@@ -182,6 +182,9 @@ class Engine(Protocol):
     ) -> None:
         """Load the job of the request."""
 
+    def check_device(self) -> None:
+        """Raise the error of a device that no longer computes."""
+
     def drop(self) -> None:
         """Drop every group, and with it the connections to other nodes."""
 
@@ -381,4 +384,6 @@ class _Node:
                 cause = Cause.OWN
         # Not within the except block: the traceback of the error would keep the groups alive.
         self.engine.drop()
+        if cause == Cause.OWN:
+            self.engine.check_device()  # an error ends this process: the others continue without it
         return self.part.failed(text, cause) if text else []

@@ -89,6 +89,16 @@ def choose_device(who: Identity) -> "torch.device":
     return torch.device("cuda", index)
 
 
+def check_device(device: "torch.device") -> None:
+    """Compute something on a device, and raise the error if it cannot: some errors make a GPU unusable."""
+    import torch
+
+    if device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        with module.stream(module.Stream(device)):  # others may wait for processes that are lost
+            torch.zeros(1, device=device).item()
+
+
 def join(
     directory: RunDirectory, who: Identity, *, members: Sequence[int] | None = None, meeting: int = 0
 ) -> list[int]:
