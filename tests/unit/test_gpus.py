@@ -31,6 +31,7 @@ from makespan.runtime import (
     RunDirectory,
     choose_device,
     describe_machine,
+    hold_gpu,
     join,
     launch as _launch,
     local_gpus,
@@ -242,6 +243,19 @@ def test_processes_share_a_gpu_that_a_launcher_names_twice(gpus, started, tmp_pa
     for node in range(2):
         slots.start(Launch("some.worker", {}, 2, tmp_path), node)
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in started] == ["0", "0"]
+
+
+def test_a_process_joins_on_a_gpu_that_no_other_process_of_the_run_holds(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="G", uuid=uuid))
+    directory, device, uuid = RunDirectory(tmp_path), torch.device("cuda", 0), "ab"
+    for _ in range(2):
+        hold_gpu(directory, device, is_free=False)
+    with pytest.raises(InputError, match=r"the run already uses the GPU of the process that joins, G \(ab\)"):
+        hold_gpu(directory, device, is_free=True)
+    uuid = "cd"
+    hold_gpu(directory, device, is_free=True)
+    with pytest.raises(InputError, match=r"G \(cd\); expected the number of a free one in CUDA_VISIBLE_DEV"):
+        hold_gpu(directory, device, is_free=True)
 
 
 # --- too few ----------------------------------------------------------------------------------------

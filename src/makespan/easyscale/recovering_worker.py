@@ -8,7 +8,6 @@ change each of them reports what it holds, and `makespan.easyscale.recovery` dec
 its own; `RecoveringProcess` is what both share.
 """
 
-import fcntl
 import gc
 import importlib
 import io
@@ -50,9 +49,17 @@ from makespan.easyscale.saved import (
 )
 from makespan.easyscale.user_state import is_watched
 from makespan.easyscale.worker import Ending, Generation, TrainingProcess, check_equal_hashes, divergence
-from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
+from makespan.errors import CheckpointError, TrainingError, WorkerError
 from makespan.files import read_json
-from makespan.runtime import Identity, RunDirectory, check_device, end_worker, run_worker
+from makespan.runtime import (
+    Identity,
+    RunDirectory,
+    check_device,
+    end_worker,
+    gpu_name,
+    hold_gpu,
+    run_worker,
+)
 from makespan.runtime.links import LostPeerError, PeerLinks
 from makespan.runtime.messages import LOOPBACK, Form, Save
 from makespan.runtime.node import (
@@ -316,8 +323,7 @@ class RecoveringProcess(Generation):
         self._send_contexts(own)
         received = self._received_contexts()
         self.contexts[self.done] |= received
-        gpu = "" if self.device.type == "cpu" else _properties(self.device).name
-        told = self.gather((self.device_name, gpu))
+        told = self.gather((self.device_name, gpu_name(self.device)))
         self.contexts[self.done] = own | received
         self.devices = [name for name, _ in told]
         if len(names := sorted({name for _, name in told})) > 1:
@@ -887,31 +893,11 @@ class RecoveringLoop(RecoveringProcess):
             write_values(directory, own)
 
 
-def _properties(device: torch.device) -> Any:
-    return torch.get_device_module(device).get_device_properties(device)
-
-
-def _hold_gpu(directory: RunDirectory, device: torch.device, *, is_free: bool) -> None:
-    """Hold a GPU until this process has ended; with ``is_free``, reject one that the run uses already."""
-    gpu = _properties(device)
-    handle = os.open(directory.path / f"gpu-{gpu.uuid}", os.O_RDWR | os.O_CREAT, 0o644)
-    if is_free:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                f"the run already uses the GPU of the process that joins, {gpu.name} ({gpu.uuid}); expected "
-                "the number of a free one in CUDA_VISIBLE_DEVICES"
-            ) from None
-    fcntl.flock(handle, fcntl.LOCK_SH)  # a call may give several of its own processes one GPU
-
-
 def train_recovering(directory: RunDirectory, who: Identity) -> None:
     """Take part in a run until it is over."""
     process = TrainingProcess(directory, who)
     joins = who.rank >= JOINING
-    if process.device.type != "cpu":
-        _hold_gpu(directory, process.device, is_free=joins)
+    hold_gpu(directory, process.device, is_free=joins)
     has_loop = process.requests[0].job.loop is not None
     training = RecoveringLoop(process) if has_loop else RecoveringParts(process)
     reason = take_part(directory.path, training, None if joins else who.rank)

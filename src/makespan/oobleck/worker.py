@@ -26,6 +26,7 @@ from makespan.runtime import (
     check_device,
     choose_device,
     end_worker,
+    hold_gpu,
     run_worker,
 )
 from makespan.runtime.messages import Form, Save
@@ -230,7 +231,9 @@ def work(directory: RunDirectory, who: Identity) -> None:
     if address is not None and address["host"] != "127.0.0.1":
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.pop(name, None)  # set by a launcher for this machine only
-    engine = TrainingEngine(str(choose_device(who)), _LONGEST_WAIT_S)
+    device = choose_device(who)
+    hold_gpu(directory, device, is_free=who.rank >= JOINING)
+    engine = TrainingEngine(str(device), _LONGEST_WAIT_S)
     why = take_part(directory.path, engine, who.rank if who.rank < JOINING else None)
     directory.write_result(why, who.rank)
 

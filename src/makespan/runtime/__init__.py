@@ -54,6 +54,8 @@ from makespan.runtime.rendezvous import (
     check_device as check_device,
     choose_device as choose_device,
     end_worker as end_worker,
+    gpu_name as gpu_name,
+    hold_gpu as hold_gpu,
     join as join,
     run_worker as run_worker,
 )

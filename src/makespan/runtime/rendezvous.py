@@ -4,6 +4,7 @@ Rank and number of processes come from the launcher (``MAKESPAN_RANK``, ...) or 
 (``SLURM_PROCID``, ...). Only the functions that need torch import it.
 """
 
+import fcntl
 import importlib
 import os
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from makespan.cleanup import end_with_parent
+from makespan.errors import InputError
 from makespan.files import read_json, write_json
 from makespan.runtime.launch import RunDirectory, gpu_of, gpus_of_torch
 
@@ -97,6 +99,37 @@ def check_device(device: "torch.device") -> None:
         module: Any = torch.get_device_module(device)
         with module.stream(module.Stream(device)):  # others may wait for processes that are lost
             torch.zeros(1, device=device).item()
+
+
+def gpu_name(device: "torch.device") -> str:
+    """Return the name of a GPU, as its driver has it; empty for a CPU."""
+    return "" if device.type == "cpu" else str(_properties(device).name)
+
+
+def hold_gpu(directory: RunDirectory, device: "torch.device", *, is_free: bool) -> None:
+    """Hold the GPU of this process until it has ended; on a CPU, do nothing.
+
+    With ``is_free``, an `InputError` is raised if another process of the run holds that GPU.
+    """
+    if device.type == "cpu":
+        return
+    gpu = _properties(device)
+    handle = os.open(directory.path / f"gpu-{gpu.uuid}", os.O_RDWR | os.O_CREAT, 0o644)  # never closed
+    if is_free:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"the run already uses the GPU of the process that joins, {gpu.name} ({gpu.uuid}); expected "
+                "the number of a free one in CUDA_VISIBLE_DEVICES"
+            ) from None
+    fcntl.flock(handle, fcntl.LOCK_SH)  # the launcher of a run may give several of its processes one GPU
+
+
+def _properties(device: "torch.device") -> Any:
+    import torch
+
+    return torch.get_device_module(device).get_device_properties(device)
 
 
 def join(
