@@ -140,6 +140,31 @@ def test_a_pool_that_moves_to_other_positions_keeps_its_processes_and_drops_what
         assert pool.process_ids != known
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads how Linux maps memory")
+def test_memory_that_is_private_is_left_out_of_loader_processes_alone():
+    """Else the training process would copy each of its pages with the next write."""
+
+    def flags(pid, address):
+        inside, found = False, None
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            head, *words = line.split()
+            if not head.endswith(":"):
+                begin, end = (int(part, 16) for part in head.split("-"))
+                inside = begin <= address < end
+            elif inside and head == "VmFlags:":
+                found = words
+        return found
+
+    tensors = [torch.ones(1 << 20), torch.ones(1 << 20), torch.ones(3)]
+    middle = [tensor.data_ptr() + tensor.nbytes // 2 for tensor in tensors]
+    with pool_of(states_at_start(), private=lambda: [tensors[0], tensors[2]]) as pool:
+        for pid in pool.process_ids:
+            assert flags(pid, middle[0]) is None
+            assert flags(pid, middle[1]) is not None
+        assert len(bits(pool.next(0))) > 0
+    assert "dc" not in flags("self", middle[0])  # no longer left out of forks
+
+
 def test_a_state_does_not_tell_how_far_the_pool_was_ahead():
     seen = []
     for n_processes, prefetch in ((0, 1), (1, 1), (2, 8)):

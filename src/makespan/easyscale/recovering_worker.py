@@ -17,7 +17,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ from makespan.easyscale.saved import (
     load_values,
     model_values,
     shared_values,
+    tensors_of,
     write_saved,
     write_values,
 )
@@ -877,6 +878,10 @@ class RecoveringLoop(RecoveringProcess):
         shared = shared_values(self.parts, self.hosted, records=False)
         self.held = copied({"model": model, "shared": shared}, self.held)
         self.whole = self.done
+
+    def private(self) -> Iterable[Tensor]:
+        """Return the tensors of the copies."""
+        return tensors_of(self.held)
 
     def state(self) -> dict[str, Any]:
         """Return the copies, and whether the loop has stopped."""

@@ -8,7 +8,7 @@ import copy
 import pickle
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -211,6 +211,15 @@ def copied(value: Any, old: Any = None) -> Any:
         olds = old if type(old) is kind and len(old) == len(value) else [None] * len(value)
         return kind(map(copied, value, olds))
     return value
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Return the tensors among plain values."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(item)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import IntEnum
@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
 from makespan.easyscale.context import patch_distributed, registered_state, virtual_rank
 from makespan.easyscale.data import LoaderPool, LoaderState, Shards
@@ -401,9 +402,13 @@ class Generation:
         return stack.enter_context(
             LoaderPool(
                 data, shards, states, n_processes=request.loader_processes, prefetch=request.prefetch,
-                collate=collate, user_state=user_state,
+                collate=collate, user_state=user_state, private=self.private,
             )
         )  # fmt: skip
+
+    def private(self) -> Iterable[Tensor]:
+        """Return large tensors that no code of the user sees."""
+        return ()
 
     def reduction(self) -> Reduction:
         """Return the order and scaling of the sum of gradients."""
