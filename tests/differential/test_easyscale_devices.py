@@ -78,7 +78,9 @@ def test_processes_that_are_lost_replaced_or_join_cost_no_bit_with_the_optimizer
     assert list(result.reconfigurations["cause"]) == ["start", "recovery", "join", "join"]
     joining.join()
     refused, finished = ended
-    assert refused.startswith("the run already uses the GPU of the process that joins, stand-in GPU (1); exp")
+    assert refused.startswith(
+        "another process of the run has the GPU of this one, stand-in GPU (1); expected"
+    )
     assert finished == "finished"
     assert used(tmp_path / "run") == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
 

@@ -250,11 +250,11 @@ def test_a_process_joins_on_a_gpu_that_no_other_process_of_the_run_holds(monkeyp
     directory, device, uuid = RunDirectory(tmp_path), torch.device("cuda", 0), "ab"
     for _ in range(2):
         hold_gpu(directory, device, is_free=False)
-    with pytest.raises(InputError, match=r"the run already uses the GPU of the process that joins, G \(ab\)"):
+    with pytest.raises(InputError, match=r"another process of the run has the GPU of this one, G \(ab\)"):
         hold_gpu(directory, device, is_free=True)
     uuid = "cd"
     hold_gpu(directory, device, is_free=True)
-    with pytest.raises(InputError, match=r"G \(cd\); expected the number of a free one in CUDA_VISIBLE_DEV"):
+    with pytest.raises(InputError, match=r"G \(cd\); expected a free one, by its number in CUDA_VISIBLE_D"):
         hold_gpu(directory, device, is_free=True)
 
 

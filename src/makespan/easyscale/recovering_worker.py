@@ -902,7 +902,7 @@ def train_recovering(directory: RunDirectory, who: Identity) -> None:
     """Take part in a run until it is over."""
     process = TrainingProcess(directory, who)
     joins = who.rank >= JOINING
-    hold_gpu(directory, process.device, is_free=joins)
+    hold_gpu(directory, process.device, is_free=joins or who.parent is None)
     has_loop = process.requests[0].job.loop is not None
     training = RecoveringLoop(process) if has_loop else RecoveringParts(process)
     reason = take_part(directory.path, training, None if joins else who.rank)

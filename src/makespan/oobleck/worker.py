@@ -232,7 +232,7 @@ def work(directory: RunDirectory, who: Identity) -> None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.pop(name, None)  # set by a launcher for this machine only
     device = choose_device(who)
-    hold_gpu(directory, device, is_free=who.rank >= JOINING)
+    hold_gpu(directory, device, is_free=who.rank >= JOINING or who.parent is None)
     engine = TrainingEngine(str(device), _LONGEST_WAIT_S)
     why = take_part(directory.path, engine, who.rank if who.rank < JOINING else None)
     directory.write_result(why, who.rank)

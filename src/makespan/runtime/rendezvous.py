@@ -109,7 +109,8 @@ def gpu_name(device: "torch.device") -> str:
 def hold_gpu(directory: RunDirectory, device: "torch.device", *, is_free: bool) -> None:
     """Hold the GPU of this process until it has ended; on a CPU, do nothing.
 
-    With ``is_free``, an `InputError` is raised if another process of the run holds that GPU.
+    With ``is_free``, an `InputError` is raised if another process of the run holds that GPU. Only a launcher
+    on this machine gives processes GPUs by number, and may give several the same one.
     """
     if device.type == "cpu":
         return
@@ -120,10 +121,10 @@ def hold_gpu(directory: RunDirectory, device: "torch.device", *, is_free: bool) 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(
-                f"the run already uses the GPU of the process that joins, {gpu.name} ({gpu.uuid}); expected "
-                "the number of a free one in CUDA_VISIBLE_DEVICES"
+                f"another process of the run has the GPU of this one, {gpu.name} ({gpu.uuid}); expected a "
+                "free one, by its number in CUDA_VISIBLE_DEVICES or by --gres=gpu:1 for each step of Slurm"
             ) from None
-    fcntl.flock(handle, fcntl.LOCK_SH)  # the launcher of a run may give several of its processes one GPU
+    fcntl.flock(handle, fcntl.LOCK_SH)
 
 
 def _properties(device: "torch.device") -> Any:
