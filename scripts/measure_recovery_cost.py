@@ -234,7 +234,7 @@ class Members:
         self.held: dict[int, tuple[int, ...]] = dict.fromkeys(range(n_members), ())
         threading.Thread(target=self.serve, daemon=True).start()
 
-    def start(self, node: int) -> "Members":
+    def start(self, node: int, replaced: int | None = None) -> "Members":
         """Return the process of a member."""
         return self
 

@@ -267,6 +267,26 @@ def test_a_forked_worker_finds_what_a_started_one_would(forking, tmp_path, monke
     assert forking().poll() is None
 
 
+def test_a_pipe_is_waited_for_in_a_program_with_many_open_files():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard not in (-1, resource.RLIM_INFINITY) and hard < 2000:
+        pytest.skip("no process may open so many files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    read, write = os.pipe()
+    try:
+        high = os.dup2(read, 1999)
+        assert not _forkserver.is_readable(high, 0.0)
+        os.write(write, b"1")
+        assert _forkserver.is_readable(high) and os.read(high, 2) == b"1"
+        os.close(write)
+        assert _forkserver.is_readable(high)  # it is closed
+        os.close(high)
+    finally:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize(
     ("ending", "status"),
     [

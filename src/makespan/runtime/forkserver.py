@@ -15,6 +15,7 @@ import gc
 import importlib
 import io
 import json
+import math
 import os
 import runpy
 import select
@@ -70,6 +71,16 @@ class Process(Protocol):
         """Send SIGKILL."""
 
 
+def is_readable(handle: int, timeout_s: float | None = None) -> bool:
+    """Wait until a pipe can be read, or is closed, for ``timeout_s`` or for ever; return False if it cannot.
+
+    Unlike `select.select`, this takes handles above 1023, as programs with many open files have.
+    """
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+
+
 class ForkedProcess:
     """Worker forked by the server, as seen by the launching process."""
 
@@ -86,7 +97,7 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the exit; raise `subprocess.TimeoutExpired` after ``timeout`` seconds."""
         if self._ended is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not is_readable(self._status, timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             status = os.read(self._status, _NUMBER.size)
             os.close(self._status)

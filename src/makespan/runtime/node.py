@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from typing import Any, Protocol
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.files import read_json
 from makespan.runtime import protocol as tasks
+from makespan.runtime.forkserver import is_readable
 from makespan.runtime.messages import (
     Announce,
     Cause,
@@ -312,7 +312,7 @@ class _Node:
     def _beat(self, woken: int) -> None:
         while True:
             told: Message = Heartbeat(self.engine.is_waiting)
-            if select.select([woken], [], [], _BEAT_S)[0] and signal.SIGTERM in os.read(woken, 64):
+            if is_readable(woken, _BEAT_S) and signal.SIGTERM in os.read(woken, 64):
                 told = Leaving()
             with suppress(OSError):
                 self.link.send(told)
