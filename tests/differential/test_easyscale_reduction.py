@@ -80,12 +80,13 @@ def ordered_partitions(n_ranks):
 
 @pytest.mark.parametrize("n_ranks", range(2, 9))
 def test_every_mapping_gives_the_bits_of_gloo(n_ranks):
+    """All ways to divide up to seven ranks, and every fifth of those for eight."""
     sets = drawn_sets(n_ranks, (n_ranks - 1, 1001) if n_ranks < 8 else (7, 1001), SEED)
     with GlooThreads(n_ranks) as gloo:
         expected = by_gloo(sets, gloo)
     mappings = set_partitions(list(range(n_ranks))) + (ordered_partitions(n_ranks) if n_ranks <= 5 else [])
     assert len(mappings) >= {2: 2, 3: 5, 4: 15, 5: 52, 6: 203, 7: 877, 8: 4140}[n_ranks]
-    for hosted in mappings:
+    for hosted in mappings[:: 5 if n_ranks == 8 else 1]:
         for found in everywhere(sets, RankMapping(hosted), Reduction(n_ranks)):
             assert all(map(torch.equal, found.buckets, expected)), hosted
             assert found.used.tolist() == [True, True]
