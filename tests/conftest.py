@@ -1,6 +1,5 @@
 """What all tests share."""
 
-import gc
 import os
 import re
 import sys
@@ -20,7 +19,6 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
-MANY_HANDLES = 300  # of open files and sockets; many systems allow 1024
 
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,14 +41,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker("small_run")
     # Tests of the workflow come first: they take longest, and at the end all processes would wait for one.
     items.sort(key=lambda item: item.path.parent != ROOT / "tests" / "workflow")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown():
-    """Free groups of processes that threads have played, which hold sockets until garbage is collected."""
-    handles = Path("/proc/self/fd")
-    if handles.is_dir() and len(os.listdir(handles)) > MANY_HANDLES:
-        gc.collect()
 
 
 @pytest.fixture(scope="session")
