@@ -10,6 +10,7 @@ pytest.importorskip("torch.utils.backend_registration", reason="needs devices wr
 if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch has no devices written in Python", allow_module_level=True)
 
+from elastic_job import last_bits
 from forked import forking_servers
 from killers import Gate
 from stand_in_gpu import StandInLauncher
@@ -45,14 +46,6 @@ def loop(run_dir, **options):
     )  # fmt: skip
 
 
-def bits(result):
-    """Losses of all logical workers, and parameters, optimizer and contexts at the end."""
-    steps = result.steps.drop_duplicates(["step", "rank"], keep="last").sort_values(["step", "rank"])
-    last = steps[steps["step"] == steps["step"].max()]
-    ends = {(row.parameter_sha, row.optimizer_sha) for row in last.itertuples()}
-    return list(steps["loss_hex"]), ends, list(last["context_sha"])
-
-
 def used(run_dir):
     """Names of the GPUs that processes of a run have had."""
     return sorted(path.name for path in (run_dir / "processes").glob("gpu-*"))
@@ -74,7 +67,7 @@ def test_processes_that_are_lost_replaced_or_join_cost_no_bit_with_the_optimizer
     job = parts(tmp_path / "run", model={"held": gate.hold(tmp_path / "held")})
     options = {"survives": 1, "zero_stage": 1, "n_replacements": 1, "on_event": gate}
     result = job.run(9, "0,1/2/3", launcher=GPUS, **options)
-    assert not gate.faults and bits(result) == bits(straight)
+    assert not gate.faults and last_bits(result) == last_bits(straight)
     assert list(result.reconfigurations["cause"]) == ["start", "recovery", "join", "join"]
     joining.join()
     refused, finished = ended
@@ -90,7 +83,7 @@ def test_a_loop_that_loses_a_process_keeps_its_bits(tmp_path):
     (notes := tmp_path / "notes").mkdir()
     losing = loop(tmp_path / "run", folder=str(notes), faults=[("second turn", 3, 0)])
     result = losing.run(6, "0/1,2,3", survives=1, launcher=GPUS)
-    assert bits(result) == bits(straight)
+    assert last_bits(result) == last_bits(straight)
     assert list(result.reconfigurations["cause"]) == ["start", "recovery"]
     assert used(tmp_path / "run") == ["gpu-0", "gpu-1"]
 
@@ -99,7 +92,7 @@ def test_a_process_whose_device_fails_ends_and_the_others_continue(tmp_path, cap
     straight = parts(tmp_path / "straight").run(6, "0,1,2,3", launcher=GPUS)
     job = parts(tmp_path / "run", loss={"breaks": {"process": 1, "calls": 7}})
     result = job.run(6, "0,1/2,3", survives=1, launcher=GPUS)
-    assert bits(result) == bits(straight)
+    assert last_bits(result) == last_bits(straight)
     assert "process 1 ended: RuntimeError: the stand-in for a GPU is broken" in caplog.text
     (row,) = (tmp_path / "run" / "recoveries.csv").read_text().splitlines()[1:]
     assert row.startswith("1,3,lost,1,")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner
+from elastic_job import last_bits
 from forked import forking_servers
 from killers import Gate, Killer
 
@@ -44,14 +46,6 @@ def trainer(run_dir, options=None):
     )  # fmt: skip
 
 
-def bits(result):
-    """Losses of all logical workers, and parameters and optimizer at the end."""
-    steps = result.steps.drop_duplicates(["step", "rank"], keep="last").sort_values(["step", "rank"])
-    last = steps[steps["step"] == steps["step"].max()]
-    ends = {(row.parameter_sha, row.optimizer_sha) for row in last.itertuples()}
-    return list(steps["loss_hex"]), ends, list(last["context_sha"])
-
-
 def wait_until(is_met):
     while not is_met():
         time.sleep(0.05)
@@ -59,7 +53,7 @@ def wait_until(is_met):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    return bits(trainer(tmp_path_factory.mktemp("straight")).run(STEPS))
+    return last_bits(trainer(tmp_path_factory.mktemp("straight")).run(STEPS))
 
 
 def recovered(tmp_path, killer, survives=1, **options):
@@ -72,7 +66,7 @@ def recovered(tmp_path, killer, survives=1, **options):
 def test_losses_in_every_phase_of_a_mini_batch_cost_no_bit(straight, tmp_path):
     killer = Killer(("forward", 1, [0]), ("backward", 4, [3]), ("sum", 7, [1]), ("step", 10, [4]))
     result = recovered(tmp_path, killer)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert list(result.reconfigurations["cause"]) == ["start"] + 4 * ["recovery"]
     assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2,3,4"
 
@@ -80,21 +74,22 @@ def test_losses_in_every_phase_of_a_mini_batch_cost_no_bit(straight, tmp_path):
 def test_two_processes_lost_at_once_and_another_one_in_the_recovery(straight, tmp_path):
     killer = Killer(("contexts", 4, [0, 3]), ("copy", 3, [2]))
     result = recovered(tmp_path, killer, survives=3)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     table = (tmp_path / "run" / "recoveries.csv").read_text().splitlines()
     assert len(table) == 2
-    assert table[1].startswith("1,3,lost,0 2 3,,,0 2 3,0,2,")
+    # The set without 0 and 3 may have become stage 1 before 2 was lost.
+    assert re.match("[12],3,lost,0 2 3,,,0 2 3,0,2,", table[1])
 
 
 def test_processes_lost_while_others_connect_and_replicate(straight, tmp_path):
     killer = Killer(("sum", 3, [1]), ("connect", 2, [0]), ("done", 7, [4]), ("replicate", 6, [3]))
-    assert bits(recovered(tmp_path, killer, survives=2, checkpoint_every=5)) == straight
+    assert last_bits(recovered(tmp_path, killer, survives=2, checkpoint_every=5)) == straight
 
 
 def test_a_process_that_stops_is_killed_and_costs_no_bit(straight, tmp_path):
     killer = Killer(("sum", 5, [2]), number=signal.SIGSTOP)
     result = recovered(tmp_path, killer, hang_s=3.0)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert "hung" in {event.kind for event in killer.events}
 
 
@@ -110,7 +105,7 @@ def test_processes_one_mini_batch_apart_copy_from_the_one_that_is_ahead(straight
 
     tears = {"loss": {"tears": {"process": 4, "step": 6}}}
     result = recovered(tmp_path, Ahead(), of_job=tears, hang_s=300.0)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     row = (tmp_path / "run" / "recoveries.csv").read_text().splitlines()[1]
     assert row.startswith("1,6,lost,4,,,4,3,")  # one of four was there, and three were behind
 
@@ -118,7 +113,7 @@ def test_processes_one_mini_batch_apart_copy_from_the_one_that_is_ahead(straight
 def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
     killer = Killer(("sum", 7, [1, 2]))
     result = recovered(tmp_path, killer, checkpoint_every=4)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert "resuming from the last checkpoint" in caplog.text
     assert list(result.reconfigurations["cause"]) == ["start", "failure"]
 
@@ -136,7 +131,7 @@ def test_several_jobs_in_one_call_survive_a_loss_each(straight, tmp_path):
         for name, killer in zip("ab", killers, strict=True)
     ]
     results = run_together(jobs, STEPS, THREE, survives=1, on_event=pass_on)
-    assert [bits(result) for result in results] == [straight, straight]
+    assert [last_bits(result) for result in results] == [straight, straight]
     assert [changes(tmp_path / name)["lost"] for name in "ab"] == [["1"], ["0"]]
 
 
@@ -251,14 +246,14 @@ def test_another_mapping_is_requested_and_the_run_suspended_through_checkpoints(
     assert (result.state, 7 <= result.step < STEPS) == ("pending", True)
     assert list(result.reconfigurations["cause"]) == ["start", "request"]
     result = recovered(tmp_path, Killer(("step", 11, [0])))
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert list(result.reconfigurations["cause"]) == ["start", "request", "run", "recovery"]
 
 
 def test_a_process_with_a_notice_leaves_and_nothing_is_repeated_or_read(straight, tmp_path):
     gate = Gate(acts=[("sum", 4, lambda: gate.notify(1))])
     result = changed(tmp_path, gate)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert not [event for event in gate.events if event.kind == "lost"]
     begun = [
         event.values["iteration"]
@@ -283,7 +278,7 @@ def test_a_drain_is_no_loss_so_that_as_many_losses_may_follow(straight, tmp_path
     result = changed(tmp_path, gate, checkpoint_every=4)
     assert json.loads(said[0].stdout)["processes"] == [1, 77]
     assert "asked to drain 77, not in the run" in caplog.text
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     found = changes(tmp_path / "run")
     assert (found["lost"], found["drained"], found["kind"][-1]) == (["0"], ["1"], "lost")
     assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2,3,4"
@@ -291,13 +286,13 @@ def test_a_drain_is_no_loss_so_that_as_many_losses_may_follow(straight, tmp_path
 
 def test_processes_are_lost_while_one_leaves_and_that_one_too(straight, tmp_path):
     gate = Gate(("copy", 3, [2]), ("copy", 3, [0]), acts=[("sum", 3, lambda: gate.notify(0))])
-    assert bits(changed(tmp_path, gate, "0/1/2/3,4", survives=2)) == straight
+    assert last_bits(changed(tmp_path, gate, "0/1/2/3,4", survives=2)) == straight
 
 
 def test_lost_processes_are_replaced_and_copy_from_the_others(straight, tmp_path):
     gate = Gate(("sum", 4, [1]), ("forward", 8, [0]), enters={6: 3, 10: 4})
     result = changed(tmp_path, gate, n_replacements=2)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     found = changes(tmp_path / "run")
     assert (found["lost"], found["joined"]) == (["1", "0"], ["2", "2"])
     assert result.reconfigurations["new_mapping"].iloc[-1] == THREE
@@ -328,7 +323,7 @@ def test_processes_join_beyond_those_of_the_start_which_then_leave(straight, tmp
     acts = [("forward", 2, two_join), ("sum", 6, first_leave)]
     gate = Gate(("contexts", 10, [3]), enters={3: 2, 4: 3}, acts=acts)
     result = changed(tmp_path, gate, "0,1,2/3,4", checkpoint_every=9)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2,3,4"
     found = changes(run_dir)
     assert found["joined"] and found["drained"] and found["lost"] == ["1"]
@@ -366,7 +361,7 @@ def test_a_process_beyond_the_logical_workers_waits_until_one_is_lost(straight, 
     joins = ("forward", 2, lambda: joining(tmp_path / "run", ended))
     gate = Gate(("sum", 9, [0]), enters={4: 5}, acts=[joins])
     result = changed(tmp_path, gate, "0/1/2/3/4")
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     found = changes(tmp_path / "run")
     assert (found["lost"], found["joined"]) == (["0"], ["4"])
     assert result.reconfigurations["new_mapping"].iloc[-1] == "0/1/2/3/4"
@@ -382,7 +377,7 @@ def test_a_process_that_dies_while_it_joins_is_done_without(straight, tmp_path):
 
     gate = Joined(("sum", 3, [2]), enters={6: 3})
     result = changed(tmp_path, gate, n_replacements=1)
-    assert bits(result) == straight
+    assert last_bits(result) == straight
     assert set(changes(tmp_path / "run")["kind"]) == {"lost"}
     assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2/3,4"
 
@@ -391,7 +386,7 @@ def test_notices_to_all_processes_suspend_the_run(straight, tmp_path):
     gate = Gate(acts=[("sum", 5, lambda: gate.notify(0, 1, 2))])
     result = changed(tmp_path, gate)
     assert (result.state, 5 <= result.step < STEPS) == ("pending", True)
-    assert bits(changed(tmp_path, Gate())) == straight
+    assert last_bits(changed(tmp_path, Gate())) == straight
 
 
 def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path, monkeypatch):

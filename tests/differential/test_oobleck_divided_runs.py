@@ -4,10 +4,7 @@ Every run has the bits, and every checkpoint the form, of one whose state is who
 without processes: ``tests/unit/test_oobleck_shards.py``.
 """
 
-import os
 import signal
-import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,13 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner
-from live_job import JOB, SIZES, Fault, assert_equal_bits, replayed, run, states
+from live_job import JOB, SIZES, Fault, JoinsAndLeaves, assert_equal_bits, assert_states, replayed, run
 
 from makespan.cli import main
 from makespan.errors import InputError
 from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.shards import read_piece
-from makespan.oobleck.trainer import drain_nodes, join_run
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -67,9 +63,7 @@ def test_two_losses_at_once_of_four_leave_a_whole_checkpoint(tmp_path):
     first = [result.plans[0]] if len(result.plans) > 1 else list(result.plans)
     losses, oracle = replayed([(0, first[0][1])], 5)
     assert result.iterations["loss"].tolist() == losses[3:]
-    for layer, own in enumerate(states(result.checkpoint)):
-        wanted = oracle.state(layer)
-        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
+    assert_states(result.checkpoint, oracle)
 
 
 def test_pipelines_of_several_sizes_with_ties_lose_a_stage(root, tmp_path):
@@ -79,11 +73,7 @@ def test_pipelines_of_several_sizes_with_ties_lose_a_stage(root, tmp_path):
     options = {"n_nodes": 5, "first_sizes": (1, 1, 1, 2), "zero_stage": 1}
     result, (killed,) = run(tmp_path, 5, [Fault("reduction", 2, 3)], job=job, **options)
     assert killed.phase == "reduction"
-    losses, oracle = replayed(result.plans, 5, job)
-    assert result.iterations["loss"].tolist() == losses
-    for layer, own in enumerate(states(result.checkpoint)):
-        wanted = oracle.state(layer)
-        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
+    assert_equal_bits(result, 5, job)
 
 
 def test_rerouting_moves_states_and_no_layer(tmp_path):
@@ -100,18 +90,7 @@ def test_rerouting_moves_states_and_no_layer(tmp_path):
 
 def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
     """The one that leaves sends states that few others have; the next call divides what a checkpoint has."""
-    pids, ended = {}, []
-
-    def watch(event):
-        if event.kind == "hello":
-            pids[event.node] = event.values["pid"]
-        if event.kind == "commit" and event.values["iteration"] == 1:
-            threading.Thread(target=lambda: ended.append(join_run(tmp_path)), daemon=True).start()
-        if event.kind == "resume" and event.values["generation"] == 2:
-            os.kill(pids[1], signal.SIGTERM)
-        if event.kind == "resume" and event.values["generation"] == 3:
-            drain_nodes(tmp_path)
-
+    watch = JoinsAndLeaves(tmp_path)
     result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=3, first_sizes=(1, 1, 1), zero_stage=1)
     assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1, 2], [0, 1, 2, 3], [0, 2, 3]]
     assert (result.iterations["attempts"] == 1).all()
@@ -124,13 +103,8 @@ def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
     done = CliRunner().invoke(main, [*command, *sizes, *options])
     assert done.exit_code == 0, done.output
     replayed(result.plans[:1], n_done, start=result.step, oracle=oracle)
-    for layer, own in enumerate(states(tmp_path / "checkpoints" / f"step-{n_done:08d}")):
-        wanted = oracle.state(layer)
-        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
-    deadline = time.monotonic() + 3600
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert ended == ["finished"]
+    assert_states(tmp_path / "checkpoints" / f"step-{n_done:08d}", oracle)
+    assert watch.how_it_ended() == ["finished"]
 
 
 @slow

@@ -3,10 +3,6 @@
 The order of passes, cuts, and bits without losses: ``tests/unit/test_oobleck_interleaved.py``.
 """
 
-import os
-import signal
-import threading
-import time
 from dataclasses import replace
 
 import pandas as pd
@@ -15,25 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner
-from live_job import JOB, SIZES, Fault, assert_equal_bits, replayed, run, states
+from live_job import JOB, SIZES, Fault, JoinsAndLeaves, assert_equal_bits, assert_states, replayed, run
 
 from makespan.cli import main
 from makespan.errors import InputError
-from makespan.oobleck.trainer import PHASES, drain_nodes, join_run
+from makespan.oobleck.trainer import PHASES
 
 pytestmark = pytest.mark.xdist_group("training")
 
 slow = pytest.mark.slow
 TWICE = {"n_nodes": 5, "first_sizes": (2, 3), "interleave": 2}
-
-
-def assert_bits_of_own_chain(result, iterations, job):
-    """As `assert_equal_bits`, for an optimizer without moments of Adam."""
-    losses, oracle = replayed(result.plans, iterations, job)
-    assert result.iterations["loss"].tolist() == losses
-    for layer, own in enumerate(states(result.checkpoint)):
-        wanted = oracle.state(layer)
-        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
 
 
 @pytest.mark.parametrize(
@@ -80,23 +67,12 @@ def test_ties_and_random_draws_of_layers_keep_their_bits(root, tmp_path):
     )
     result, _ = run(tmp_path, 5, [Fault("reduction", 2, 0)], job=job, n_replacements=1, **TWICE)
     assert len(result.pids) == 6 and len(result.plans) >= 2
-    assert_bits_of_own_chain(result, 5, job)
+    assert_equal_bits(result, 5, job)
 
 
 def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
     """The run grows beyond its templates; the command has another number of stages per node."""
-    pids, ended = {}, []
-
-    def watch(event):
-        if event.kind == "hello":
-            pids[event.node] = event.values["pid"]
-        if event.kind == "commit" and event.values["iteration"] == 1:
-            threading.Thread(target=lambda: ended.append(join_run(tmp_path)), daemon=True).start()
-        if event.kind == "resume" and event.values["generation"] == 2:
-            os.kill(pids[1], signal.SIGTERM)
-        if event.kind == "resume" and event.values["generation"] == 3:
-            drain_nodes(tmp_path)
-
+    watch = JoinsAndLeaves(tmp_path)
     result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=2, f=0, n0=2, first_sizes=(2,), interleave=2)
     assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1], [0, 1, 2], [0, 2]]
     assert (result.iterations["attempts"] == 1).all()
@@ -111,13 +87,8 @@ def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
     layers = pd.read_csv(tmp_path / "recoveries.csv", keep_default_na=False)["layers"].tolist()
     assert layers == ["2/1/1/2", "1/1/1/1/1/1", "2/1/1/2", "1/1/1/1/1/1"]
     replayed(result.plans[:1], n_done, start=result.step, oracle=oracle)
-    for layer, own in enumerate(states(tmp_path / "checkpoints" / f"step-{n_done:08d}")):
-        wanted = oracle.state(layer)
-        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
-    deadline = time.monotonic() + 3600
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert ended == ["finished"]
+    assert_states(tmp_path / "checkpoints" / f"step-{n_done:08d}", oracle)
+    assert watch.how_it_ended() == ["finished"]
 
 
 def test_what_cannot_be_interleaved_is_refused_before_anything_starts(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner
-from live_job import JOB, Fault, assert_equal_bits, replayed, run, states
+from live_job import JOB, Fault, assert_equal_bits, assert_states, replayed, run
 
 from makespan.cli import main
 from makespan.errors import InputError
@@ -42,10 +42,7 @@ def assert_undisturbed_bits(result, iterations, job=JOB):
     assert all(plan.pipelines == whole.pipelines for _, plan in result.plans)
     losses, oracle = replayed([(0, whole)], len(iterations), job)
     assert iterations["loss"].tolist() == losses
-    found = [(own, oracle.state(layer)) for layer, own in enumerate(states(result.checkpoint))]
-    assert len(found) == oracle.n_layers and any("optimizer/" in name for own, _ in found for name in own)
-    for own, wanted in found:
-        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
+    assert_states(result.checkpoint, oracle)
 
 
 @pytest.mark.parametrize(

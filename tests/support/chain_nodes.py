@@ -46,6 +46,32 @@ def plan_of(*pipelines):
     )
 
 
+RECEIVED = {"send_act": "recv_act", "send_grad": "recv_grad"}
+
+
+def carry_out(streams, receiver):
+    """Carry out instructions of nodes whose transfers block until both sides take part; fail if all wait.
+
+    ``receiver`` returns the node that receives what an instruction of a node sends, and the chunk there.
+    """
+    while any(streams.values()):
+        has_moved = False
+        for node, stream in streams.items():
+            while stream and not stream[0].kind.startswith(("send", "recv")):
+                stream.pop(0)
+                has_moved = True
+            if stream and (first := stream[0]).kind in RECEIVED:
+                there, chunk = receiver(node, first)
+                awaited = RECEIVED[first.kind], first.microbatch, chunk
+                if streams[there] and awaited == (
+                    streams[there][0].kind, streams[there][0].microbatch, streams[there][0].chunk,
+                ):  # fmt: skip
+                    stream.pop(0)
+                    streams[there].pop(0)
+                    has_moved = True
+        assert has_moved, {node: stream[:1] for node, stream in streams.items()}
+
+
 class Nodes:
     """Executors by node; what several do together runs in a thread each."""
 

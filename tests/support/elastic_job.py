@@ -28,3 +28,11 @@ def trainer(run_dir, **changes):
 def bits(result):
     """Return all that must be equal, by mini-batch and logical worker."""
     return result.steps[BITS].to_numpy().tolist()
+
+
+def last_bits(result):
+    """Return the losses of all logical workers, and parameters, optimizer and contexts at the end."""
+    steps = result.steps.drop_duplicates(["step", "rank"], keep="last").sort_values(["step", "rank"])
+    last = steps[steps["step"] == steps["step"].max()]
+    ends = {(row.parameter_sha, row.optimizer_sha) for row in last.itertuples()}
+    return list(steps["loss_hex"]), ends, list(last["context_sha"])

@@ -263,3 +263,23 @@ def test_numbers_of_thousands_of_digits_are_refused_in_a_line(command: str) -> N
     done = CliRunner().invoke(main, command.format("9" * 5000).split())
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     assert done.stderr.startswith("Error: ") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan {0} 8xh100-80",
+        "oobleck run bert --nodes 2 --n0 2 --f 0 --iterations 1 --run-dir run --set model.hidden={0}",
+        "oobleck reconfigure --pipelines {0} --n0 2 --templates templates.json",
+        "slapo show bert --set ckpt_ratio={0}",
+    ],
+)
+def test_json_in_a_hundred_thousand_brackets_is_refused_in_a_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's reader gives up after about a thousand."""
+    monkeypatch.chdir(tmp_path)
+    Path("templates.json").write_text("[]")
+    done = CliRunner().invoke(main, command.format(100_000 * "[").split())
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.exception
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("Error: ")

@@ -496,6 +496,14 @@ def train(run):
         ({"options": {"model": {"kind": "sync"}}}, "module features.1 is a SyncBatchNorm.*4 processes"),
         ({"options": {"model": {"kind": "sparse"}}}, "words.weight has a sparse gradient; expected dense"),
         ({"options": {"model": {"wide": 4}}}, "options of model are .*wide.*unexpected keyword argument"),
+        (
+            {"optimizer": "adam", "options": {"optimizer": {"lr": -1}}},
+            "options of optimizer are {'lr': -1}: Invalid learning rate: -1",
+        ),
+        (
+            {"lr_scheduler": "step", "options": {"lr_scheduler": {"step_size": 1, "gamma": "x"}}},
+            "options of lr_scheduler have gamma 'x'; expected a number",
+        ),
         ({"loss": f"{OWN}:N_SAMPLES"}, "loss is .* and N_SAMPLES is 60 there; expected a function"),
         ({"model": f"{OWN}:data_set"}, "model: .*:data_set returned Samples; expected a torch.nn"),
     ],

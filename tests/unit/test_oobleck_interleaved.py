@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chain_nodes import Nodes, interleaved, plan_of, small_job
+from chain_nodes import Nodes, carry_out, interleaved, plan_of, small_job
 from hypothesis import given, settings, strategies as st
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
@@ -33,7 +33,6 @@ from makespan.runtime.protocol import ClusterState
 
 ORDERS = ["1f1b", "zero-bubble"]
 PASSES = {"fwd": "F", "bwd": "B", "bwd_weights": "W"}
-SENT = {"send_act": "recv_act", "send_grad": "recv_grad"}
 SIZES = list(itertools.product(range(2, 6), (2, 3)))
 
 
@@ -144,25 +143,13 @@ def test_passes_and_transfers_fit_and_never_wait_for_each_other(pipeline, pass_o
             pipeline.n_microbatches, pass_order == "zero-bubble",
         )  # fmt: skip
         assert order == wanted
-    while any(waiting.values()):
-        moved = False
-        for node, stream in waiting.items():
-            while stream and (stream[0].kind in kinds or stream[0].kind == "load"):
-                stream.pop(0)
-                moved = True
-            if stream and stream[0].kind in SENT:
-                first = stream[0]
-                place = places[node][first.chunk]
-                step = 1 if first.kind == "send_act" else -1
-                there = waiting[place.neighbours(first.microbatch)[1 if step == 1 else 0]]
-                chunk = (place.index + step) // len(pipeline.nodes)
-                if there and (there[0].kind, there[0].microbatch, there[0].chunk) == (
-                    SENT[first.kind], first.microbatch, chunk,
-                ):  # fmt: skip
-                    stream.pop(0)
-                    there.pop(0)
-                    moved = True
-        assert moved, {node: stream[:1] for node, stream in waiting.items()}
+
+    def receiver(node, sent):
+        place, step = places[node][sent.chunk], 1 if sent.kind == "send_act" else -1
+        there = place.neighbours(sent.microbatch)[step == 1]
+        return there, (place.index + step) // len(pipeline.nodes)
+
+    carry_out(waiting, receiver)
 
 
 # --- layers of the nodes, and the cut ---------------------------------------------------------------

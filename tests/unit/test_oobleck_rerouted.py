@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chain_nodes import Nodes, plan_of, small_job, template
+from chain_nodes import Nodes, carry_out, plan_of, small_job, template
 from hypothesis import given, settings, strategies as st
 
 from makespan.errors import InfeasiblePlanError, InputError
@@ -26,7 +26,6 @@ from makespan.oobleck.templates import covering_templates
 from makespan.runtime.protocol import Abort, ClusterState
 
 ORDERS = ["1f1b", "zero-bubble"]
-SENT = {"send_act": "recv_act", "send_grad": "recv_grad"}
 MOMENTUM = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}, "learning_rate": 0.05}
 
 
@@ -83,22 +82,11 @@ def test_passes_and_transfers_of_rerouted_plans_fit_and_never_wait_for_each_othe
                 del kept[one.buffer]
         is_end = places[node].index in (0, n_stages - 1)
         assert Counter(one.kind for one in stream)["load"] == is_end * len(ends)
-    while any(waiting.values()):
-        moved = False
-        for node, stream in waiting.items():
-            while stream and (stream[0].kind in kinds or stream[0].kind == "load"):
-                stream.pop(0)
-                moved = True
-            if stream and stream[0].kind in SENT:
-                before, after = places[node].neighbours(stream[0].microbatch)
-                there = waiting[after if stream[0].kind == "send_act" else before]
-                if there and (there[0].kind, there[0].microbatch) == (
-                    SENT[stream[0].kind], stream[0].microbatch,
-                ):  # fmt: skip
-                    stream.pop(0)
-                    there.pop(0)
-                    moved = True
-        assert moved, {node: stream[:1] for node, stream in waiting.items()}
+
+    def receiver(node, sent):
+        return places[node].neighbours(sent.microbatch)[sent.kind == "send_act"], 0
+
+    carry_out(waiting, receiver)
 
 
 @given(plans(), st.sampled_from(ORDERS))

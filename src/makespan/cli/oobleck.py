@@ -677,7 +677,7 @@ def _json(option: str, text: str | None, example: str) -> Any:
     """Read JSON from an option, None if it is not given."""
     try:
         return None if text is None else json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{option} {text!r}; expected JSON, for example {example}") from None
 
 

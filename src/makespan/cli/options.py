@@ -720,6 +720,6 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
         values = by_part.setdefault(part, {})
         try:
             values[option] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[option] = value
     return by_part

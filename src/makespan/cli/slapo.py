@@ -206,7 +206,7 @@ def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
             raise InputError(f"--set is {text!r}; expected NAME=VALUE, where VALUE is JSON or a string")
         try:
             options[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             options[name] = value
     return options
 

@@ -299,7 +299,7 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     else:
         make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
         options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
-        data = _bound("data", make, (), options)()
+        data = _built("data", make, (), options)
     problem = ""
     if isinstance(data, DataLoader):
         problem = "a DataLoader"
@@ -364,7 +364,25 @@ def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[.
 def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
     if function is None:
         raise InputError(f"{part} is None; expected a function")
-    return _bound(part, function, arguments, dict(job.options.get(part, {})))()
+    options = dict(job.options.get(part, {}))
+    if ":" in str(getattr(job, part)):
+        return _bound(part, function, arguments, options)()
+    return _built(part, function, arguments, options)
+
+
+def _built(
+    part: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """Call a function that is not the user's: what it rejects is a value of theirs."""
+    bound = _bound(part, function, arguments, options)
+    for name, parameter in inspect.signature(function).parameters.items():
+        # Some of these fail only after some mini-batches.
+        if isinstance(options.get(name), str) and "str" not in str(parameter.annotation):
+            raise InputError(f"options of {part} have {name} {options[name]!r}; expected a number")
+    try:
+        return bound()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"options of {part} are {options}: {error}") from None
 
 
 def _bound(

@@ -216,7 +216,7 @@ def build_optimizer(
         optimizer: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
             parameters, lr=job.learning_rate, **job.optimizer_options
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         options = dict(job.optimizer_options)
         raise InputError(f"optimizer_options of {job.optimizer} are {options}: {error}") from None
     return optimizer

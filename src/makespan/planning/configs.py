@@ -1465,12 +1465,16 @@ def _megatron_experts(fields: _Fields, size: int, is_gated: bool, has_biases: bo
     )
 
 
+_MOST_DIGITS = 16  # of a side of a window, with its sign
+
+
 def _megatron_windows(fields: _Fields, n_layers: int) -> list[int]:
     _, stated = fields.value("window_size", None, "two whole numbers")
     if stated is None:
         return [0] * n_layers
-    sides = [int(side) for side in re.findall(r"-?\d+", str(stated))]
-    if len(sides) != 2:
+    found = re.findall(r"-?\d+", str(stated))
+    sides = [int(side) for side in found if len(side) <= _MOST_DIGITS]
+    if len(sides) != 2 or len(found) != 2:
         raise InputError(f"field 'window_size': found {stated!r}; expected two whole numbers, as in '127,0'")
     window = sides[0] + 1 if sides[0] >= 0 else 0  # the token itself counts
     slides = _pattern(fields, "window_attn_skip_freq", n_layers, lambda layer, every: (layer + 1) % every > 0)

@@ -214,7 +214,7 @@ class Measurements:
         for line in read_text(path, _EXPECTED).splitlines(keepends=True):
             try:
                 lines.append(json.loads(line if line.endswith("\n") else ""))
-            except ValueError:  # the last line of a killed process may be cut
+            except (ValueError, RecursionError):  # the last line of a killed process may be cut
                 break
         first, *others = lines or [None]
         if first == self._head:

@@ -136,7 +136,7 @@ def _read(text: str) -> Layout | ExecutionPlan:
         raise PlanError(f"{error}; add what the planner leaves out, as in 'dp{least} {text}'") from None
     except NotationError as error:
         # Three degrees such as 221, or 1-8-16, name their devices themselves.
-        start = re.match(r"(\d)(\d)(\d)(?!\d)|(\d+)-(\d+)-(\d+)", text.strip())
+        start = re.match(r"(\d)(\d)(\d)(?!\d)|(\d{1,15})-(\d{1,15})-(\d{1,15})", text.strip())
         if start is None:
             raise NotationError(f"{error}; or three degrees PP, TP, DP such as 221+gc") from None
         n_gpus = 1

@@ -1150,7 +1150,7 @@ def replay(
             entries = [
                 (raw["op"], raw["path"], dict(raw["arguments"])) for raw in json.loads(journal)["steps"]
             ]
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise ReplayError(f"not a journal ({error!r}); expected the text of Schedule.dump()") from None
     else:
         entries = [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]

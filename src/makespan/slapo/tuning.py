@@ -288,7 +288,7 @@ class Database:
         try:
             raw = json.loads(line)
             return Evaluation(dict(raw["point"]), raw["status"], raw["value"], dict(raw["info"]))
-        except (ValueError, KeyError, TypeError, InputError) as error:
+        except (ValueError, KeyError, TypeError, InputError, RecursionError) as error:
             raise TraceError(
                 f"{self._path}: line {number}: {error}; expected an evaluation with point, status, value "
                 "and info"
