@@ -2,12 +2,17 @@
 
 import os
 import re
+import shutil
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
 
 # Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-os.environ["MAKESPAN_CACHE_DIR"] = ""  # what tests see is computed here and now
+# What tests see is computed here and now, but once for all processes of these tests.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["MAKESPAN_CACHE_DIR"] = tempfile.mkdtemp(prefix="makespan-tests-")
 # Tests start hundreds of processes, and each would compile what it imports again if nothing were kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -27,6 +32,11 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+def pytest_configure(config):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.add_cleanup(partial(shutil.rmtree, os.environ["MAKESPAN_CACHE_DIR"], ignore_errors=True))
 
 
 def pytest_xdist_auto_num_workers():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked import SUPPORT, forking_servers
+from forked import SUPPORT, own_servers
 
 from makespan.errors import InputError, LostWorkerError, WorkerError
 from makespan.files import read_json
@@ -58,7 +58,7 @@ def until(condition):
 @pytest.fixture
 def forking():
     """Let workers of the tests be forked, by a server of this test; returns the process of the server."""
-    with forking_servers() as servers:
+    with own_servers() as servers:
         yield lambda: servers()[0]
 
 
@@ -307,7 +307,7 @@ def test_the_exit_status_of_a_forked_worker_is_told(forking, tmp_path, monkeypat
 
 def test_workers_are_forked_from_a_parent_with_the_variables_that_are_read_once(tmp_path):
     options = [ProcessOptions(one) for one in ({"ATEN_CPU_CAPABILITY": "default"}, {"GREETING": "hello"})]
-    with forking_servers() as servers:
+    with own_servers() as servers:
         for number in range(2):
             run_dir = tmp_path / str(number)
             LocalLauncher().run(launch("end", run_dir, worker=FORKED, options=options))
