@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.emulator import emulate as emulate_points, load_calibration, trace_points
-from makespan.errors import InputError, MakespanError, unknown_name
+from makespan.errors import InputError, MakespanError, shown, unknown_name
 from makespan.hardware import cluster
 from makespan.perf import (
     TableFit,
@@ -67,7 +68,7 @@ def simulate(scenario: Scenario, policy: str | Path | Policy = "morphling-work")
 def _check_scenario(scenario: object) -> None:
     if not isinstance(scenario, Scenario):
         raise InputError(
-            f"scenario is {scenario!r:.80}; expected a Scenario, such as makespan.scenario('base') returns"
+            f"scenario is {shown(scenario)}; expected a Scenario, such as makespan.scenario('base') returns"
         )
 
 
@@ -103,14 +104,15 @@ def compare(
         No policy is given or one is unknown.
     """
     _check_scenario(scenario)
-    if isinstance(policies, str | Path):
-        raise InputError(f"policies is {str(policies)!r}; expected a list of them, such as ['fifo', 'sia']")
+    if isinstance(policies, str | Path | bytes) or not isinstance(policies, Iterable):
+        raise InputError(f"policies is {shown(policies)}; expected a list of them, such as ['fifo', 'sia']")
     chosen = [load_policy(policy) for policy in policies]
     if not chosen:
         raise InputError("no policies to compare; expected at least one")
     names = [policy.name for policy in chosen]
-    if baseline is not None and baseline not in names:
-        raise InputError(f"baseline {baseline!r} is not among the policies; expected {', '.join(names)}")
+    asked: object = baseline
+    if asked is not None and not (isinstance(asked, str) and asked in names):
+        raise InputError(f"baseline {shown(baseline)} is not among the policies; expected {', '.join(names)}")
     done = attempt_all([SimulationSpec(scenario, policy) for policy in chosen], n_processes)
     runs = [item for item in done if not isinstance(item, RunError)]
     requested = demand(scenario)
@@ -138,6 +140,7 @@ class ComparisonError(MakespanError):
         self.table = table
 
 
+@typed
 def emulate(
     workload: str,
     cluster_name: str = "a800-64",
@@ -167,6 +170,7 @@ def emulate(
     return emulate_points(spec, trace_points(spec, where), where, constants, seed=seed, noise=noise)
 
 
+@typed
 def fit(
     table: pd.DataFrame,
     cluster_name: str = "a800-64",
@@ -212,6 +216,8 @@ def fit(
             f"table lacks column(s) {', '.join(missing)}; expected a table of iteration times, such as "
             "makespan.emulate returns"
         )
+    absent = {name: "" for name in THROUGHPUT.names if name not in columns}
+    table = THROUGHPUT.validate(table.assign(**absent), "table")
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
         raise InputError(f"table of workloads {', '.join(keys) or 'none'}; expected exactly one")
@@ -237,6 +243,7 @@ def fit(
     return result
 
 
+@typed
 def intervals(fitted: TableFit, level: float = 0.9) -> pd.DataFrame:
     """Return the predictions of all rows of a fitted table with intervals.
 
@@ -258,6 +265,7 @@ def intervals(fitted: TableFit, level: float = 0.9) -> pd.DataFrame:
     return named.join(fitted_intervals(fitted.fit, points, level))
 
 
+@typed
 def next_runs(
     fitted: TableFit, placements: Sequence[str | int], cluster_name: str = "a800-64", n_runs: int = 1
 ) -> pd.DataFrame:
@@ -301,6 +309,7 @@ def next_runs(
     return named.join(limits).iloc[chosen].reset_index(drop=True)
 
 
+@typed
 def rank_plans(
     fitted: TableFit, placement: str | int, cluster_name: str = "a800-64", *, cpu_threads: int | None = None
 ) -> pd.DataFrame:

@@ -102,11 +102,20 @@ class LostWorkerError(WorkerError):
 
 
 _MOST_BEGINNINGS = 3
+_MOST_SHOWN = 100
 
 
-def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:
+def shown(value: object) -> str:
+    """Return a value of any kind in one short line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def unknown_name(kind: str, found: object, accepted: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that is not in a catalogue, with the accepted ones and similar ones."""
     names = sorted(accepted)
+    if not isinstance(found, str):
+        return UnknownNameError(f"unknown {kind} {shown(found)}; expected {', '.join(names)}.")
     begins = [name for name in names if found and name.lower().startswith(found.lower())]
     # A name without its end, such as h100, means those that begin so; h200 has as many letters in common.
     close = begins[:_MOST_BEGINNINGS] or difflib.get_close_matches(found, names, n=1)

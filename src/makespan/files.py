@@ -54,7 +54,7 @@ def _kind(path: Path) -> int | None:
     """Return the type bits of what a path leads to, None if there is nothing."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):  # the latter below a file
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # below a file; a name that no file can have
         return None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from makespan.arguments import typed
 from makespan.errors import TraceError
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
@@ -56,6 +57,7 @@ _NODE_CHANGES = [
 Shapes = tuple[tuple[int, ...], ...]  # devices per node, largest first, of each placement of a job
 
 
+@typed
 def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataFrame:
     """Return the devices held and present after each instant at which something happened.
 
@@ -99,6 +101,7 @@ def _sums_by_instant(instants: NDArray[np.intp], changes: ArrayLike, n: int) -> 
     return np.cumsum(np.bincount(instants, weights=changes, minlength=n)).astype(np.int64)
 
 
+@typed
 def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
     """Return the devices held after each instant, one column per family of the execution plan, by name."""
     table = EVENTS.validate(events, where="events")
@@ -118,6 +121,7 @@ def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns, index=times).astype("int64").reset_index()
 
 
+@typed
 def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
     """Return the device time held over that present, from the first submission to the last finish.
 
@@ -165,6 +169,7 @@ def _presence(rows: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, list[int]]
     return start, gpus
 
 
+@typed
 def fragmentation_over_time(
     events: pd.DataFrame, jobs: Iterable[JobSpec], cluster: ClusterSpec, catalogue: Catalogue
 ) -> pd.DataFrame:
@@ -197,6 +202,7 @@ def fragmentation_over_time(
     return frame.assign(fragmentation_ratio=ratio.fillna(0.0))
 
 
+@typed
 def fragmentation_ratio(series: pd.DataFrame) -> float:
     """Return the time average of a table of `fragmentation_over_time`; NaN if it spans no time."""
     if len(series) < 2:
@@ -269,6 +275,7 @@ def fits(free: Sequence[int], counts: Sequence[int]) -> bool:
 _TOLERANCE = 1e-9  # relative, for rounding
 
 
+@typed
 def job_metrics(
     outcomes: pd.DataFrame, *, n_gpus: int, restart_delay_s: float, extra_steps: float = 1
 ) -> pd.DataFrame:
@@ -318,6 +325,7 @@ def job_metrics(
     )
 
 
+@typed
 def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     """Return the events that breach a guarantee, with the column ``reference_iter_time_s``.
 
@@ -341,6 +349,7 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
     return rows[slower | (rows["kind"] == EventKind.SUSPENDED.value)].reset_index(drop=True)
 
 
+@typed
 def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
     """Return the share of guaranteed jobs whose guarantee was never breached; NaN if there are none."""
     n_guaranteed = int(outcomes["is_guaranteed"].astype(bool).sum())
@@ -409,6 +418,7 @@ class Summary:
     sla_attainment: float
 
 
+@typed
 def summary(
     events: pd.DataFrame,
     outcomes: pd.DataFrame,
@@ -508,6 +518,7 @@ class _Account:
         self.since_s, self.n_gpus, self.step_s, self.steps_left = time_s, n_gpus, step_s, left
 
 
+@typed
 def job_goodput(events: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
     """Return the device time of each job by its use, schema `makespan.tables.JOB_GOODPUT`, by submission.
 
@@ -614,6 +625,7 @@ class IdleSpell:
     job_id: str
 
 
+@typed
 def idle_spells(
     events: pd.DataFrame,
     jobs: Iterable[JobSpec],
@@ -766,6 +778,7 @@ class _Replay:
 # --- Live runs ---
 
 
+@typed
 def live_summary(runs: pd.DataFrame) -> pd.DataFrame:
     """Summarise runs of schema `LIVE`: one row of schema `LIVE_SUMMARY` per policy, and one over all.
 

@@ -1092,7 +1092,7 @@ BROKEN_OTHERS = [
     (
         "a.toml",
         OWN.replace("window = 32", "window = -1"),
-        "layers[2].attention: Attention: window is -1; expected >= 0",
+        "layers[2].attention: Attention: window is -1; expected a whole number >= 0",
     ),
     (
         "a.toml",

@@ -273,8 +273,12 @@ def test_node_events_are_read_from_a_table():
         read_failures(frame.assign(kind=["failed", "gone"]), "f.csv")
     with pytest.raises(InputError, match=r"kind 'gone'; expected failed, joined, w.*, returned"):
         NodeEvent(1.0, 0, "gone")
-    for time_s, node in ((-1.0, 0), (math.nan, 0), (1.0, -1)):
-        with pytest.raises(InputError, match=r"expected both >= 0"):
+    for time_s, node, message in (
+        (-1.0, 0, "time_s is -1.0; expected a number >= 0"),
+        (math.nan, 0, "time_s is nan; expected a number"),
+        (1.0, -1, "node_id is -1; expected a whole number >= 0"),
+    ):
+        with pytest.raises(InputError, match=message):
             NodeEvent(time_s, node, FAILED)
 
 

@@ -358,7 +358,16 @@ def _constant(statement: ast.stmt) -> str:
 
 
 # Decorators that leave no trace of what they decorate anywhere else.
-_PURE = {"cache", "contextmanager", "dataclass", "lru_cache", "overload", "runtime_checkable", "styled"}
+_PURE = {
+    "cache",
+    "contextmanager",
+    "dataclass",
+    "lru_cache",
+    "overload",
+    "runtime_checkable",
+    "styled",
+    "typed",
+}
 
 
 def _function_or_class(statement: ast.stmt) -> str:

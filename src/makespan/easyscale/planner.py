@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from makespan.arguments import check_fields
 from makespan.errors import InputError, unknown_name
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
@@ -207,6 +208,7 @@ class JobKind:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        check_fields(self, "job kind {0.key!r:.80}", positive=("n_logical_workers", "mini_batches"))
         types = dict(self.micro_batch_s)
         not_positive = [
             time_s for _, time_s in (*self.micro_batch_s, *self.mixed_micro_batch_s) if not time_s > 0

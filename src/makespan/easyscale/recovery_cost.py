@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.errors import InputError
 from makespan.tables import read_csv, table_schema
 
@@ -114,6 +115,7 @@ class RecoveryCost:
         return self.agree_s + self.connect_s + self.copy_s + self.state_s
 
 
+@typed
 def predict_recovery(
     n_devices: int,
     step_s: float,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from makespan.arguments import typed
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_preset, read_toml
 from makespan.workloads import Workload, model_keys
@@ -191,6 +192,7 @@ def calibration_names() -> tuple[str, ...]:
     return tuple(sorted(["L0", *names]))
 
 
+@typed
 @cache
 def load_calibration(name: str = "L1") -> CalibrationSet:
     """Return a shipped calibration (``L0`` are the public constants), or read a ``.toml`` file.

@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from makespan import __version__
+from makespan.arguments import check_fields, check_range, typed
 from makespan.emulator.constants import CONSTANT_NAMES, Calibration, CalibrationSet, load_calibration
 from makespan.emulator.points import Point
 from makespan.errors import InputError, PlanError, unknown_name
@@ -601,6 +602,10 @@ def closed_form_time_s(
     return n_microbatches * max(both) + (sum(both) - max(both)) / interleave
 
 
+_MOST_MICROBATCHES = 1_000_000
+
+
+@typed
 def pipeline_time_s(
     forward_s: Sequence[float],
     backward_s: Sequence[float],
@@ -616,6 +621,7 @@ def pipeline_time_s(
             f"{m} micro-batches; expected one or more stages with both times, one transfer fewer, and "
             "one micro-batch or more"
         )
+    check_range("n_microbatches", m, 1, _MOST_MICROBATCHES)
     orders = [one_f_one_b_order(stage, p, m) for stage in range(p)]
     finished: dict[tuple[int, str, int], float] = {}
     clock, position = [0.0] * p, [0] * p
@@ -671,6 +677,7 @@ class ExactPipeline:
         return pipeline_time_s(self.forward_s, self.backward_s, self.n_microbatches, self.transfer_s)
 
 
+@typed
 def exact_pipeline(
     workload: Workload, point: Point, cluster: ClusterSpec, calibration: CalibrationSet | Calibration
 ) -> ExactPipeline:
@@ -728,6 +735,10 @@ class NoiseModel:
     samples: int = 19
     sigma_environment: float = 0.02
 
+    def __post_init__(self) -> None:
+        sigmas = ("sigma_run_single_node", "sigma_run_multi_node", "sigma_environment")
+        check_fields(self, "noise", positive=("samples",), not_negative=sigmas)
+
     def factors(self, rng: np.random.Generator, n_terms: int, *, multi_node: bool, scale: float) -> _Array:
         """Draw one factor for each term of a row, (n_terms,); their mean is 1."""
         run = self.sigma_run_multi_node if multi_node else self.sigma_run_single_node
@@ -752,6 +763,7 @@ class Stragglers:
     mean_slowdown: float
 
     def __post_init__(self) -> None:
+        check_fields(self, "stragglers")
         if not 0 <= self.probability <= 1 or self.mean_slowdown < 0:
             raise InputError(
                 f"stragglers: probability {self.probability} and mean_slowdown {self.mean_slowdown}; "
@@ -785,6 +797,7 @@ class Anomalies:
     missing_share: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self, "anomalies")
         if self.odd_path_bytes_per_s < 0 or not 0 <= self.missing_share < 1:
             raise InputError(
                 f"anomalies: odd_path_bytes_per_s {self.odd_path_bytes_per_s} and missing_share "
@@ -817,6 +830,9 @@ class Disturbances:
     stragglers: Stragglers | None = None
     anomalies: Anomalies | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -847,6 +863,7 @@ class Explanation:
         return sum(self.terms_s.values()) if self.feasible else float("nan")
 
 
+@typed
 def iteration_time_s(
     workload: Workload,
     points: Sequence[Point],
@@ -861,6 +878,7 @@ def iteration_time_s(
     return np.where(table.feasible(codes), total, np.nan)
 
 
+@typed
 def emulate(
     workload: Workload,
     points: Sequence[Point],
@@ -979,6 +997,7 @@ def _frame(
     return THROUGHPUT.validate(frame, where=f"emulated trace of {workload.key}")
 
 
+@typed
 def explain(
     workload: Workload,
     point: Point,
@@ -1065,6 +1084,7 @@ def explanation_record(explanation: Explanation) -> dict[str, Any]:
     }
 
 
+@typed
 def write_trace(
     directory: str | Path,
     workload: Workload,

@@ -6,6 +6,7 @@ from itertools import product
 
 import pandas as pd
 
+from makespan.arguments import check_fields, check_range, typed
 from makespan.errors import InputError, PlanError, TraceError
 from makespan.hardware import ClusterSpec
 from makespan.plans import (
@@ -33,6 +34,9 @@ class Point:
     plan: ExecutionPlan
     placement: Placement
 
+    def __post_init__(self) -> None:
+        check_fields(self, "point")
+
     @property
     def text(self) -> str:
         """Plan, placement and CPU threads in trace notation."""
@@ -40,6 +44,7 @@ class Point:
         return f"{write_plan(self.plan, cpu_threads=threads)} on {self.placement.text} with {threads} threads"
 
 
+@typed
 def read_point(workload: Workload, exec_plan: str, placement: str, cpu_threads: int) -> Point:
     """Read a point in trace notation.
 
@@ -67,8 +72,11 @@ def points_from_frame(workload: Workload, frame: pd.DataFrame, where: str = "poi
     return points
 
 
+@typed
 def equal_placements(n_gpus: int, cluster: ClusterSpec, smallest: int = 1) -> tuple[Placement, ...]:
     """Return the placements with equal counts on all nodes, fewest nodes first."""
+    check_range("n_gpus", n_gpus, 1)
+    check_range("smallest", smallest, 1)
     counts = range(min(n_gpus, cluster.gpus_per_node), smallest - 1, -1)
     return tuple(
         Placement((count,) * (n_gpus // count))
@@ -88,6 +96,7 @@ def data_parallel_placements(cluster: ClusterSpec) -> tuple[Placement, ...]:
     return (*everywhere, *equal)
 
 
+@typed
 def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
     """Return the points of the emulated trace of a workload, without duplicates, in a fixed order.
 

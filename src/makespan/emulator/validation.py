@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from makespan.arguments import typed
 from makespan.emulator.constants import CONSTANTS, CalibrationSet, prior_theta, theta_array, theta_mapping
 from makespan.emulator.model import FEATURE_NAMES, Features, feature_table, phases, predict, predict_terms
 from makespan.emulator.points import Point, points_from_frame
@@ -24,6 +25,7 @@ from makespan.files import read_preset
 from makespan.hardware import ClusterSpec
 from makespan.least_squares import forward_differences, least_squares
 from makespan.plans import PlanFamily
+from makespan.tables import THROUGHPUT
 from makespan.workloads import Workload, workload as load_workload
 
 # --- Observations: measured rows with their features ---
@@ -81,6 +83,7 @@ class Observations:
         return Observations(**chosen, features=features)
 
 
+@typed
 def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observations:
     """Collect the feasible rows of throughput tables, given by workload key.
 
@@ -91,9 +94,10 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
     InputError, TraceError
         No table has a feasible row; a row cannot be read.
     """
+    tables = {key: THROUGHPUT.validate(frame, f"trace of {key}") for key, frame in frames.items()}
     parts = [
-        _observe_workload(load_workload(key), frame[frame["feasible"]], cluster)
-        for key, frame in frames.items()
+        _observe_workload(load_workload(key), table[table["feasible"]], cluster)
+        for key, table in tables.items()
         if load_workload(key).used_for_calibration
     ]
     parts = [part for part in parts if len(part)]
@@ -190,6 +194,7 @@ class CalibrationFit:
     std_err_log: _Array
 
 
+@typed
 def calibrate(
     observations: Observations,
     *,
@@ -422,6 +427,7 @@ def data_digest(data: Observations) -> str:
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
+@typed
 def calibration_set(
     name: str,
     observations: Observations,
@@ -467,6 +473,7 @@ def calibration_set(
     )
 
 
+@typed
 def refined_set(
     name: str, observations: Observations, source: str, level: str, base: CalibrationSet
 ) -> CalibrationSet:
@@ -655,6 +662,7 @@ class Validation:
         return pd.DataFrame({name: found.by_software for name, found in self.agreements.items()}).T
 
 
+@typed
 def validate(data: Observations, progress: Callable[[int, int, str], object] | None = None) -> Validation:
     """Run all protocols on measured rows, clean and flagged, and compare the figures with the targets.
 

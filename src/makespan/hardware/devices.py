@@ -7,6 +7,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Literal, get_args
 
+from makespan.arguments import check_fields, typed
 from makespan.errors import InputError, unknown_name
 from makespan.files import preset_entry, read_preset
 from makespan.units import GB, GIB
@@ -20,14 +21,6 @@ GENERATIONS = ("first", "second", "third")
 """Generations of fused attention kernels: FlashAttention, FlashAttention-2, FlashAttention-3 with cuDNN."""
 
 _MOST_USD = 1e6
-
-
-def _require_positive(record: object, *names: str) -> None:
-    for name in names:
-        value = getattr(record, name)
-        if not value > 0:
-            label = f"{type(record).__name__} {getattr(record, 'name', '')!r}"
-            raise InputError(f"{label}: {name} is {value!r}; expected a positive number")
 
 
 def _is_number(value: object) -> bool:
@@ -62,14 +55,16 @@ class Sustained:
 
     def __post_init__(self) -> None:
         for name, what in (("products", "an inner size"), ("attention", "a length")):
-            for key, pair in getattr(self, name).items():
-                if not (
+            pairs = getattr(self, name)
+            for key, pair in pairs.items() if isinstance(pairs, Mapping) else ():
+                if isinstance(pair, tuple) and not (
                     len(pair) == 2 and all(map(_is_number, pair)) and 0 < pair[0] <= 1 and 0 <= pair[1] < 1e9
                 ):
                     raise InputError(
                         f"{name} of {key} are {', '.join(map(str, pair))}; expected a share of the peak, "
                         f"above 0 and up to 1, and {what}"
                     )
+        check_fields(self, not_negative=("memory_bytes",))
         if missing := set(GENERATIONS) - set(self.attention):
             raise InputError(f"attention lacks {', '.join(sorted(missing))}")
 
@@ -110,7 +105,12 @@ class Gpu:
     shares: Sustained | None = field(default=None, hash=False, repr=False)
 
     def __post_init__(self) -> None:
-        _require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s", "launch_gap_s")
+        check_fields(
+            self,
+            "Gpu {0.name!r:.80}",
+            positive=("memory_bytes", "memory_bandwidth_bytes_per_s", "launch_gap_s"),
+            not_negative=("reserved_bytes",),
+        )
         if not 0 < self.memory_efficiency <= 1:
             raise InputError(
                 f"Gpu {self.name!r}: memory_efficiency is {self.memory_efficiency}; expected 0 < share <= 1"
@@ -197,11 +197,8 @@ class NodeSpec:
     def __post_init__(self) -> None:
         names = [f.name for f in fields(self) if f.type in ("int", "float", int, float)]
         names.remove("intra_latency_s")
-        _require_positive(self, *names)
-        if not self.intra_latency_s >= 0:
-            raise InputError(
-                f"NodeSpec {self.name!r}: intra_latency_s is {self.intra_latency_s!r}; expected 0 or more"
-            )
+        where = "NodeSpec {0.name!r:.80}"
+        check_fields(self, where, positive=names, not_negative=("intra_latency_s",))
         if self.intra_kind not in get_args(IntraKind):
             raise unknown_name("intra_kind", self.intra_kind, get_args(IntraKind))
         if self.n_nics * self.gpus_per_nic < self.n_gpus:
@@ -220,6 +217,7 @@ class NodeSpec:
         """Hardware threads of the host divided by its devices."""
         return self.cpu_threads // self.n_gpus
 
+    @typed
     def with_gpus(self, n_gpus: int) -> "NodeSpec":
         """Return the node with another number of devices; CPU threads, memory and cards scale with them."""
         if n_gpus == self.n_gpus:
@@ -251,7 +249,8 @@ class Network:
     tcp_factor: float = 0.35
 
     def __post_init__(self) -> None:
-        if self.latency_s < 0 or self.oversubscription < 1 or not 0 < self.tcp_factor <= 1:
+        check_fields(self, not_negative=("latency_s", "oversubscription"))
+        if self.oversubscription < 1 or not 0 < self.tcp_factor <= 1:
             raise InputError(
                 "Network: needs latency_s >= 0, oversubscription >= 1 and tcp_factor in (0, 1]; "
                 f"found {self.latency_s}, {self.oversubscription}, {self.tcp_factor}"
@@ -306,6 +305,7 @@ class ClusterSpec:
     gpus_per_node: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self, not_negative=("part_of",))
         if not self.nodes:
             raise InputError(f"ClusterSpec {self.name!r}: has no node; expected one or more")
         if not 0 <= self.usd_per_gpu_hour <= _MOST_USD:
@@ -313,7 +313,6 @@ class ClusterSpec:
                 f"cluster {self.name!r}: usd_per_gpu_hour is {self.usd_per_gpu_hour!r}; expected a number "
                 f"from 0 to {_MOST_USD:g}, in the unit of its name"
             )
-        object.__setattr__(self, "nodes", tuple(self.nodes))
         runs = tuple((node, len(list(group))) for node, group in groupby(self.nodes))
         object.__setattr__(self, "runs", runs)
         object.__setattr__(self, "n_gpus", sum(node.n_gpus * count for node, count in runs))
@@ -362,6 +361,7 @@ class ClusterSpec:
         """Return the most CPU threads that a job can have: those of the ``n_gpus`` largest nodes."""
         return sum(sorted((node.cpu_threads for node in self.nodes), reverse=True)[:n_gpus])
 
+    @typed
     def with_gpus(self, n_gpus: int, gpus_per_node: int | None = None) -> "ClusterSpec":
         """Return equal nodes with another number of devices in all, and perhaps with fewer in each.
 
@@ -393,15 +393,21 @@ def node_sizes(n_gpus: int, gpus_per_node: int, cluster_name: str) -> list[tuple
     return [(size, times) for size, times in ((gpus_per_node, count), (rest, 1)) if size and times]
 
 
+@typed
 def homogeneous(node: NodeSpec, n_nodes: int, network: Network, name: str | None = None) -> ClusterSpec:
     """Build a cluster of equal nodes, one or more."""
     label = name or f"{node.name}-{node.n_gpus * n_nodes}"
+    if node.n_gpus * n_nodes > MOST_GPUS:
+        raise InputError(f"cluster {label!r}: has {n_nodes:,} nodes; expected at most {MOST_GPUS:,} devices")
     return ClusterSpec(name=label, nodes=(node,) * n_nodes, network=network)
 
 
+@typed
 def joined(name: str, parts: Iterable[ClusterSpec]) -> ClusterSpec:
     """Join clusters to one with the nodes of all in order, the slowest network and the mean price."""
     found = list(parts)
+    if not found:
+        raise InputError(f"cluster {name!r}: has no part; expected one or more")
     n_gpus = sum(part.n_gpus for part in found)
     return ClusterSpec(
         name,
@@ -411,6 +417,7 @@ def joined(name: str, parts: Iterable[ClusterSpec]) -> ClusterSpec:
     )
 
 
+@typed
 def pools(where: ClusterSpec) -> dict[str, ClusterSpec]:
     """Return the nodes of each type of device as a cluster of equal nodes, the largest of the type.
 
@@ -464,6 +471,7 @@ def _keys() -> dict[str, str]:
     return {name: key for key, entry in entries.items() for name in (key, *entry.get("also", ()))}
 
 
+@typed
 @cache
 def gpu(name: str) -> Gpu:
     """Return a device of the catalogue; raises `UnknownNameError` for another name."""
@@ -567,6 +575,7 @@ def _peaks(table: Mapping[str, Any]) -> dict[str, float]:
     return {precision: peak * 1e12 for precision, peak in table.items()}
 
 
+@typed
 @cache
 def node(name: str) -> NodeSpec:
     """Return a node of the catalogue; raises `UnknownNameError` for another name."""
@@ -574,6 +583,7 @@ def node(name: str) -> NodeSpec:
     return NodeSpec(name=name, gpu=gpu(entry.pop("gpu")), **entry)
 
 
+@typed
 @cache
 def cluster(name: str) -> ClusterSpec:
     """Return a cluster of the catalogue; raises `UnknownNameError` for another name."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from makespan.arguments import typed
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_toml
 from makespan.hardware.devices import (
@@ -32,6 +33,7 @@ _OF_CLUSTER = frozenset(
 )
 
 
+@typed
 def read_machines(source: str | Path) -> ClusterSpec:
     """Return a cluster of one type of device: of a short text such as ``64xh100-80``, or of a TOML file.
 
@@ -63,6 +65,7 @@ def read_machines(source: str | Path) -> ClusterSpec:
     return _from_table(_read_file(path, source), path.stem, str(path))
 
 
+@typed
 def read_pools(source: str | Path) -> tuple[ClusterSpec, ...]:
     """Return the parts of a cluster with one type of device each, from a short text or a TOML file.
 
@@ -139,6 +142,7 @@ def _from_table(entry: dict[str, Any], name: str, where: str, gpu_name: str | No
         raise InputError(f"{where}: {error}") from None
 
 
+@typed
 def cluster_of(
     device: str, n_gpus: int, name: str | None = None, gpus_per_node: int | None = None
 ) -> ClusterSpec:

@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from makespan.arguments import check_range, typed
 from makespan.emulator import pipeline_time_s
 from makespan.errors import InfeasiblePlanError, InputError, unknown_name
 from makespan.oobleck.interleaving import interleaved_time_s, linear_interleaved
@@ -36,6 +37,7 @@ def stage_passes_s(stage: Stage, profile: ModelProfile) -> tuple[float, float]:
     return forward, sum(layer.backward_s for layer in layers) / stage.n_gpus + exchange
 
 
+@typed
 def event_time_s(
     templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], profile: ModelProfile
 ) -> float:
@@ -76,6 +78,10 @@ def schedule_times_s(
         template: tuple(stage_passes_s(stage, profile) for stage in template.stages)
         for template in set(templates)
     }
+    if len(templates) != len(n_microbatches):
+        raise InputError(
+            f"{len(templates)} templates and {len(n_microbatches)} numbers of microbatches; expected one each"
+        )
     pairs = zip(templates, n_microbatches, strict=True)
     return tuple(_schedule_s(passes[template], template.interleave, count) for template, count in pairs)
 
@@ -95,6 +101,7 @@ Estimator = Literal["1f1b", "compat"]
 _CLOSE = 1e-9  # relative slack, because the bounds of a search within a radius are rounded
 
 
+@typed
 def microbatches(global_batch_size: int, micro_batch_size: int) -> int:
     """Return the microbatches per iteration; raise `InputError` if they do not divide the batch."""
     if global_batch_size < 1 or micro_batch_size < 1 or global_batch_size % micro_batch_size:
@@ -137,6 +144,7 @@ def linear_times(
     return each, each, PICOSECONDS * common
 
 
+@typed
 def distribute(
     templates: Sequence[PipelineTemplate],
     n_microbatches: int,
@@ -376,6 +384,7 @@ def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
 # --- Choice of a plan -------------------------------------------------------------------------------
 
 _MOST_PLANS = 1_000_000
+_LARGEST, _MOST_MICROBATCHES = 100_000, 1_000_000  # nodes and microbatches of a plan
 _AT_ONCE = 20_000  # plans that are priced together
 _LISTED = 20_000  # most plans that are all listed and priced
 _MOST_VISITED = 20_000  # most plans and parts of plans that a bounded search visits
@@ -462,6 +471,7 @@ def _estimate(
     return max(a + (count - 1) * b for a, b, count in zip(first, further, n_microbatches, strict=True))
 
 
+@typed
 def choose_plan(
     templates: Mapping[int, PipelineTemplate],
     n_nodes: int,
@@ -506,6 +516,10 @@ def choose_plan(
         No plan uses all nodes, or the batch can be distributed in none of them.
     """
     check_modes(batch_mode, estimator)
+    check_range("n_nodes", n_nodes, 1, _LARGEST)
+    check_range("f", f)
+    check_range("n_microbatches", n_microbatches, 1, _MOST_MICROBATCHES)
+    check_range("n_runners_up", n_runners_up)
     used = [templates[size] for size in sorted(templates)]
     sizes = [template.n_nodes for template in used]
     n_plans = count_plans(sizes, n_nodes, f)

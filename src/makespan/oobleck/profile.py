@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from makespan.arguments import check_fields, check_range, typed
 from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, load_calibration
 from makespan.errors import InputError
 from makespan.files import preset_entry, read_text, write_json
@@ -50,6 +51,7 @@ class LayerProfile:
     activation_bytes: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self, "")
         for name in ("forward_s", "backward_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value * PICOSECONDS >= 1):
@@ -90,6 +92,7 @@ class ModelProfile:
     micro_batch_size: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self, "profile {0.name!r:.80}")
         if not self.layers or self.micro_batch_size < 1:
             raise InputError(
                 f"profile {self.name!r}: {len(self.layers)} layers, {self.micro_batch_size} samples per "
@@ -125,6 +128,7 @@ class ModelProfile:
 # --- files ------------------------------------------------------------------------------------------
 
 
+@typed
 def read_profile(path: str | Path) -> ModelProfile:
     """Read the times of layers, in milliseconds.
 
@@ -197,6 +201,7 @@ def _times(times: Any, where: str) -> dict[int, float]:
     return {int(count): _number(value, f"{where}: {count}") * MS for count, value in times.items()}
 
 
+@typed
 def write_profile(profile: ModelProfile, path: str | Path) -> None:
     """Write the times of layers, in milliseconds, in the format of `read_profile`."""
     write_json(as_plain(profile), path, indent=1)
@@ -239,11 +244,13 @@ def uniform24() -> ModelProfile:
     return _made_up("uniform24", [(0.05, 0.10)] * 24, 16)
 
 
+@typed
 def random32(seed: int) -> ModelProfile:
     """Return a profile of 32 layers with random times, drawn as in the tests of the artifact.
 
     The artifact sets no seed, and its exchange times end at 16 replicas; these go up to 64.
     """
+    check_range("seed", seed)
     rng = np.random.default_rng(seed)
     passes = [(0.03 + 0.02 * rng.random(), 0.08 + 0.02 * rng.random()) for _ in range(32)]
     return _made_up(f"random32-{seed}", passes, 64)
@@ -255,6 +262,7 @@ _WEIGHT_BYTES = 2.0  # at 16 bit; `MemoryLimit.state_factor` adds gradients, mom
 _PACKAGE = "makespan.oobleck"
 
 
+@typed
 def pipeline_workload(model: ModelSpec, global_batch_size: int, precision: str = "fp16") -> Workload:
     """Return the workload of training a model in a pipeline by eager software.
 
@@ -288,6 +296,7 @@ def pipeline_workload(model: ModelSpec, global_batch_size: int, precision: str =
     )
 
 
+@typed
 def paper_model(name: str) -> ModelSpec:
     """Return the shape of a model of the paper.
 
@@ -306,6 +315,7 @@ def paper_model(name: str) -> ModelSpec:
     return ModelSpec(key=name, title=name, blocks=blocks, **entry)
 
 
+@typed
 def layer_times(
     workload: Workload,
     node: NodeSpec,

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from makespan.arguments import check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, TrainingError
 from makespan.oobleck.instantiation import choose_plan, distribute, enumerate_plans
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, live_workers
@@ -55,6 +56,7 @@ class InsufficientNodes(TrainingError):
 # --- Holdings and copies ----------------------------------------------------------------------------
 
 Part = tuple[int, int]
+_MOST_MICROBATCHES = 1_000_000
 """Layer, and one of the equal slots into which its state is divided."""
 
 
@@ -579,6 +581,7 @@ _BY_WEIGHT = (
 )  # fmt: skip
 
 
+@typed
 def reconfigure(
     pipelines: Sequence[Pipeline],
     lost: Collection[int],
@@ -627,6 +630,9 @@ def reconfigure(
     InfeasiblePlanError, InputError
         No plan has so many nodes and microbatches; a node is named twice, or is lost but in no pipeline.
     """
+    check_range("f", f)
+    check_range("n0", n0, 1)
+    check_range("n_microbatches", n_microbatches, 1, _MOST_MICROBATCHES)
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
     gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
     state = _State.left(pipelines, gone, templates, layer_bytes, held)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from makespan.arguments import check_fields, typed
 from makespan.errors import InputError, unknown_name
 from makespan.oobleck.traces import NodeTrace
 from makespan.sim import EventQueue
@@ -157,6 +158,7 @@ def switches(text: str) -> frozenset[Defect]:
     return frozenset(defects[name.upper()] for name in names)
 
 
+@typed
 def repairs(mode: str, switched: Iterable[Defect] = ()) -> frozenset[Defect]:
     """Return the repaired defects: none in ``compat``, all in ``fixed``, except for those switched."""
     if mode not in MODES:
@@ -247,6 +249,16 @@ class Costs:
     plain_throughput: Mapping[int, float] | None = None
     horizon_ms: int = 3_600_000
     peers: PeerPipelines | None = None
+
+    def __post_init__(self) -> None:
+        times = ("creation_ms", "global_ms", "local_ms", "checkpoint_ms", "restart_ms", "horizon_ms")
+        counts = ("samples_per_step", "checkpoint_every", "n_stages")
+        check_fields(
+            self,
+            "costs",
+            positive=(*counts, "slow_down"),
+            not_negative=(*times, "overload_limit", "useful_share"),
+        )
 
     def known(self, n_nodes: int) -> int:
         """Return the nearest number of nodes in the table of throughput."""
@@ -1243,6 +1255,7 @@ class ReplicaDropMachine(PeerMachine):
 # --- Expectation for rare losses, without a simulation ----------------------------------------------
 
 
+@typed
 def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> float:
     """Return the share of full throughput that remains under rare losses of single nodes.
 
@@ -1279,6 +1292,7 @@ def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> fl
     return work_s / cycle_s * max(0.0, mtbf_s - restart_s - cycle_s / 2.0) / mtbf_s
 
 
+@typed
 def young_daly_steps(costs: Costs, n_nodes: int, mtbf_s: float) -> int:
     """Return the steps between checkpoints that lose least, by the estimate of Young and Daly; 1 or more.
 
@@ -1350,6 +1364,7 @@ class Outcome:
         return np.concatenate(parts) if parts else np.zeros((0, 3))
 
 
+@typed
 def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[Defect] = ()) -> Outcome:
     """Simulate a system from the first event of a trace to the time of the last.
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from makespan.arguments import check_fields, check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, unknown_name
 from makespan.files import read_json, read_text, write_json
 from makespan.oobleck.plan import PipelineTemplate, Stage
@@ -47,6 +48,7 @@ class CostRule:
     n_microbatches: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.n_microbatches is not None and self.n_microbatches < 1:
             raise InputError(f"cost of {self.n_microbatches} microbatches; expected 1 or more")
 
@@ -92,6 +94,7 @@ class MemoryLimit:
     counts_in_flight: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self, "memory limit")
         if not (self.device_bytes > 0 and self.state_factor > 0):
             raise InputError(
                 f"memory of {self.device_bytes} bytes with {self.state_factor} bytes of state per byte of "
@@ -539,8 +542,11 @@ class GuaranteeUnsatisfiable(InputError):
     """Some number of nodes cannot be used by f + 1 pipelines; the message names the first."""
 
 
+@typed
 def least_template_count(n0: int, f: int) -> int:
     """Return the number of consecutive sizes from n0 on that cover every number of nodes from (f + 1) n0."""
+    check_range("n0", n0, 1)
+    check_range("f", f)
     return 1 + -(-(n0 - 1) // (f + 1))
 
 
@@ -569,6 +575,7 @@ def check_guarantee(sizes: Iterable[int], n0: int, f: int, n_nodes: int) -> int 
     return None
 
 
+@typed
 def template_sizes(
     n0: int,
     f: int,
@@ -679,6 +686,7 @@ class TemplateSearch:
         return PipelineTemplate(n_nodes, self._times.gpus_per_node, tuple(stages), cost_s)
 
 
+@typed
 def make_templates(
     profile: ModelProfile,
     sizes: Iterable[int],
@@ -720,6 +728,7 @@ def make_templates(
     return templates
 
 
+@typed
 def smallest_node_count(
     profile: ModelProfile, memory: MemoryLimit | None, n_nodes: int, gpus_per_node: int = 1
 ) -> int:
@@ -749,6 +758,7 @@ def smallest_node_count(
     )
 
 
+@typed
 def covering_templates(
     profile: ModelProfile,
     n_nodes: int,
@@ -779,6 +789,8 @@ def covering_templates(
     GuaranteeUnsatisfiable
         The templates that exist cannot use every number of nodes from (f + 1) n0 on.
     """
+    check_range("n_nodes", n_nodes, 1, _LARGEST)
+    check_range("gpus_per_node", gpus_per_node, 1, _WIDEST)
     least = smallest_node_count(profile, memory, n_nodes, gpus_per_node) if n0 is None else n0
     most = profile.n_layers // gpus_per_node.bit_count()
     sizes = template_sizes(least, f, n_nodes, template_set, most_possible=most)
@@ -817,12 +829,14 @@ def template_rows(templates: Iterable[PipelineTemplate]) -> list[_Plain]:
     ]
 
 
+@typed
 def write_templates(templates: Mapping[int, PipelineTemplate], path: str | Path) -> None:
     """Write templates as a list with one entry each, by number of nodes, times in milliseconds."""
     rows = template_rows(templates[size] for size in sorted(templates))
     write_json(rows, path, indent=1)
 
 
+@typed
 def read_templates(path: str | Path) -> dict[int, PipelineTemplate]:
     """Read templates of `write_templates`, or entries with only ``n``, ``S`` and ``T``.
 
@@ -900,6 +914,7 @@ def _time(value: Any, where: str) -> int:
     return round(value * _MS)
 
 
+@typed
 def cached_templates(
     folder: str | Path,
     profile: ModelProfile,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from makespan.arguments import check_range, typed
 from makespan.errors import InputError, TraceError
 from makespan.files import preset_entry, read_preset
 from makespan.traces import read_oobleck_nodes
@@ -54,6 +55,7 @@ class NodeTrace:
         return counts
 
 
+@typed
 def read_trace(path: str | Path, name: str) -> NodeTrace:
     """Read a file of times [ms], ``add`` or ``remove``, and names of nodes; see `read_oobleck_nodes`."""
     table, _ = read_oobleck_nodes(path)
@@ -74,6 +76,7 @@ SPOT_TRACES = tuple(read_preset(_PACKAGE, "spot"))
 """Names of the presets of spot instances."""
 
 
+@typed
 def generate_failures(name: str, seed: int) -> NodeTrace:
     """Generate a trace in which nodes are lost at fixed intervals.
 
@@ -95,6 +98,7 @@ def generate_failures(name: str, seed: int) -> NodeTrace:
     UnknownNameError
         There is no such preset.
     """
+    check_range("seed", seed)
     preset = preset_entry(_PACKAGE, "failures", "failure trace", name)
     n_nodes, n_removals, period_ms = preset["n_nodes"], preset["n_removals"], round(preset["period_s"] / MS)
     lost = np.random.default_rng(seed).permutation(n_nodes)[:n_removals]
@@ -117,6 +121,7 @@ class _Statistics:
     max_nodes: int
 
 
+@typed
 def generate_spot(name: str, seed: int) -> NodeTrace:
     """Generate a trace of spot instances that come and go.
 
@@ -141,6 +146,7 @@ def generate_spot(name: str, seed: int) -> NodeTrace:
     UnknownNameError
         There is no such preset.
     """
+    check_range("seed", seed)
     preset = preset_entry(_PACKAGE, "spot", "spot trace", name)
     rng = np.random.default_rng(seed)
     statistics = _Statistics(
@@ -212,6 +218,17 @@ def _loss_times_ms(mtbf_s: float, n_losses: int, rng: np.random.Generator) -> li
     return [int(time_ms) for time_ms in np.cumsum(distances_ms)]
 
 
+_MOST = 100_000  # nodes, and losses of a generated trace
+_LONGEST_S = 1e12  # milliseconds of it are exact
+
+
+def _check_sizes(n_nodes: int, n_losses: int, seed: int) -> None:
+    check_range("n_nodes", n_nodes, 1, _MOST)
+    check_range("n_losses", n_losses, 1, _MOST)
+    check_range("seed", seed)
+
+
+@typed
 def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> NodeTrace:
     """Generate losses at random times, each with a new node at the same time.
 
@@ -236,11 +253,12 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
     InputError
         A number is out of range.
     """
-    if n_nodes < 1 or n_losses < 1 or not 0 < mtbf_s < float("inf"):
+    if n_nodes < 1 or n_losses < 1 or not 0 < mtbf_s < _LONGEST_S:
         raise InputError(
             f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; expected 1 or "
             "more, 1 or more, a time above 0"
         )
+    _check_sizes(n_nodes, n_losses, seed)
     rng = np.random.default_rng(seed)
     alive = [f"node{index + 1}" for index in range(n_nodes)]
     events = [NodeEvent(0, True, name) for name in alive]
@@ -251,6 +269,7 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
     return NodeTrace("steady", tuple(events))
 
 
+@typed
 def generate_repaired(n_nodes: int, mtbf_s: float, repair_s: float, n_losses: int, seed: int) -> NodeTrace:
     """Generate losses at random times, each of which comes back as a new node after a repair.
 
@@ -277,11 +296,12 @@ def generate_repaired(n_nodes: int, mtbf_s: float, repair_s: float, n_losses: in
     InputError
         A number is out of range.
     """
-    if n_nodes < 1 or n_losses < 1 or not (0 < mtbf_s < float("inf") and 0 < repair_s < float("inf")):
+    if n_nodes < 1 or n_losses < 1 or not (0 < mtbf_s < _LONGEST_S and 0 < repair_s < _LONGEST_S):
         raise InputError(
             f"repaired losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them, {repair_s} s of "
             "repair; expected 1 or more, 1 or more, and times above 0"
         )
+    _check_sizes(n_nodes, n_losses, seed)
     rng = np.random.default_rng(seed)
     alive = [f"node{index + 1}" for index in range(n_nodes)]
     events = [NodeEvent(0, True, name) for name in alive]

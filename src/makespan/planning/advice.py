@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from makespan.errors import InfeasiblePlanError
+from makespan.arguments import check_range, typed
+from makespan.errors import InfeasiblePlanError, InputError
 from makespan.planning.layout import Layout
 from makespan.planning.pricing import MeasuredStep, Pricer, calibrated_by, feasible_table, plan
 from makespan.planning.steptime import Grid
@@ -52,6 +53,7 @@ class Advice:
     spread: float
 
 
+@typed
 def advise(pricer: Pricer, measured: Sequence[MeasuredStep], n_next: int = 3) -> Advice:
     """Say what measured rows taught, which contradict the others, and what to measure next.
 
@@ -73,6 +75,7 @@ def advise(pricer: Pricer, measured: Sequence[MeasuredStep], n_next: int = 3) ->
     InfeasiblePlanError
         No layout of the run fits.
     """
+    check_range("n_next", n_next)
     refined = calibrated_by(pricer, measured)
     found = plan(refined, 1)
     grid = Grid.of(found.ties)
@@ -124,6 +127,7 @@ def advise(pricer: Pricer, measured: Sequence[MeasuredStep], n_next: int = 3) ->
     )
 
 
+@typed
 def contradicting_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> tuple[int, ...]:
     """Return the rows, counted from 1, that are 2.5 spreads off what the others predict, the furthest first.
 
@@ -159,6 +163,7 @@ def _half_width(pricer: Pricer, grid: Grid) -> float:
     return float(np.expm1(_Z90 * pricer.spread(pricer.parts_s(grid))).mean())
 
 
+@typed
 def validate_rows(
     pricer: Pricer, measured: Sequence[MeasuredStep], memory_gib: Sequence[float] = ()
 ) -> pd.DataFrame:
@@ -181,6 +186,10 @@ def validate_rows(
         the last. If any memory is known, also ``memory_gib`` and ``counted_gib``, the count of what programs
         allocate.
     """
+    if len(memory_gib) not in (0, len(measured)):
+        raise InputError(
+            f"memory_gib has {len(memory_gib)} values for {len(measured)} measured rows; expected one each"
+        )
     before, after = calibrated_by(pricer, []), calibrated_by(pricer, measured)
     rows = []
     for at, row in enumerate(measured):
@@ -218,6 +227,7 @@ def _allocated_gib(pricer: Pricer, row: MeasuredStep) -> float:
     return (one.total_memory_bytes - one.memory_bytes["reserve"]) / GIB
 
 
+@typed
 def frontier(pricer: Pricer) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return throughput against the number of devices, and memory against time.
 

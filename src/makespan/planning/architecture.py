@@ -10,6 +10,7 @@ business of `makespan.planning.steptime` and `makespan.planning.memory`.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from makespan.arguments import check_fields
 from makespan.errors import InputError, unknown_name
 
 HeadKind = Literal["lm", "masked-lm", "classes", "none"]
@@ -22,20 +23,6 @@ _SELECTIVE_FLOP = 9.0 + 16.0
 _MASKED_SHARE = 0.15  # of the tokens, in masked-language modelling (Devlin et al. 2019, section 3.1)
 _STATED_TOLERANCE = 0.02
 """Accepted difference between stated and counted parameters [1]."""
-
-
-def _check_positive(record: object, *names: str) -> None:
-    for name in names:
-        value = getattr(record, name)
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{type(record).__name__}: {name} is {value!r}; expected a whole number >= 1")
-
-
-def _check_not_negative(record: object, *names: str) -> None:
-    for name in names:
-        value = getattr(record, name)
-        if value < 0:
-            raise InputError(f"{type(record).__name__}: {name} is {value!r}; expected >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +38,7 @@ class Latent:
     rope_dim: int
 
     def __post_init__(self) -> None:
-        _check_positive(self, "kv_rank", "rope_dim")
-        _check_not_negative(self, "query_rank")
+        check_fields(self, positive=("kv_rank", "rope_dim"), not_negative=("query_rank",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +76,11 @@ class Attention:
     has_gate: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive(self, "heads", "kv_heads", "head_dim", "value_dim")
-        _check_not_negative(self, "window", "n_biases", "n_norms")
+        check_fields(
+            self,
+            positive=("heads", "kv_heads", "head_dim", "value_dim"),
+            not_negative=("window", "n_biases", "n_norms"),
+        )
         if self.n_biases > 4:
             raise InputError(f"Attention: n_biases is {self.n_biases}; expected 0 to 4, one per projection")
         if self.has_gate and self.latent is not None:
@@ -198,10 +187,13 @@ class Recurrent:
     has_output_bias: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(
+            self,
+            positive=("heads", "head_dim", "groups", "kernel", "chunk"),
+            not_negative=("state_dim", "rank", "norm_size"),
+        )
         if self.kind not in _RECURRENT_KINDS:
             raise unknown_name("kind of a recurrent part", self.kind, _RECURRENT_KINDS)
-        _check_positive(self, "heads", "head_dim", "groups", "kernel", "chunk")
-        _check_not_negative(self, "state_dim", "rank", "norm_size")
         if not self.has_heads and (self.head_dim, self.groups) != (1, 1):
             raise InputError(
                 f"Recurrent: head_dim {self.head_dim} and groups {self.groups} of a {self.kind} part; "
@@ -338,7 +330,7 @@ class FeedForward:
     has_bias: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive(self, "size")
+        check_fields(self, positive=("size",))
 
     @property
     def n_matrices(self) -> int:
@@ -382,10 +374,10 @@ class Experts:
     groups_per_token: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n_experts", "per_token", "size", "n_groups", "groups_per_token")
+        check_fields(self, positive=("n_experts", "per_token", "size", "n_groups", "groups_per_token"))
         if self.per_token > self.n_experts:
             raise InputError(f"Experts: {self.per_token} per token, but there are {self.n_experts}")
-        _check_not_negative(self, "shared_size", "capacity")
+        check_fields(self, not_negative=("shared_size", "capacity"))
         if self.n_experts % self.n_groups or self.groups_per_token > self.n_groups:
             raise InputError(
                 f"Experts: {self.groups_per_token} of {self.n_groups} groups per token; expected no more "
@@ -458,8 +450,7 @@ class Layers:
     recurrent: Recurrent | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n_layers")
-        _check_not_negative(self, "norm_vectors", "seq", "extra_parameters")
+        check_fields(self, positive=("n_layers",), not_negative=("norm_vectors", "seq", "extra_parameters"))
         if self.attention is None and self.recurrent is None and self.ffn is None:
             raise InputError("Layers: have no part; expected attention, recurrent or ffn")
 
@@ -579,9 +570,10 @@ class Architecture:
     """Weights of one layer of each kind, and how many of them are those of experts."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "hidden", "vocab")
-        _check_not_negative(
-            self, "positions", "extra_parameters", "max_seq", "stated_parameters", "embedding_dim"
+        check_fields(
+            self,
+            positive=("hidden", "vocab"),
+            not_negative=("positions", "extra_parameters", "max_seq", "stated_parameters", "embedding_dim"),
         )
         if self.head not in _HEAD_KINDS:
             raise unknown_name("head", self.head, _HEAD_KINDS)

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from makespan.arguments import check_fields, typed
 from makespan.errors import NotationError, PlanError
 
 Recompute = Literal["none", "selective", "operators", "full"]
@@ -17,6 +18,7 @@ RECOMPUTE = ("none", "selective", "operators", "full")
 Pipeline = Literal["1f1b", "zero-bubble"]
 _PIPELINES = ("1f1b", "zero-bubble")
 _MOST_STAGE = 3
+_COUNTS = ("dp", "tp", "pp", "cp", "ep", "interleave", "micro_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,7 @@ class Layout:
     ends_as_layers: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "micro_batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PlanError(f"layout: {name} is {value!r}; expected a whole number >= 1")
+        check_fields(self, "layout", PlanError, positive=_COUNTS, not_negative=("shard",))
         if self.zero not in range(_MOST_STAGE + 1):
             raise PlanError(f"layout: zero is {self.zero!r}; expected 0, 1, 2 or 3")
         if self.recompute not in RECOMPUTE:
@@ -136,6 +135,7 @@ _WORDS = re.compile(
 )
 
 
+@typed
 def parse_layout(text: str, n_gpus: int) -> Layout:
     """Read a layout such as ``tp2 pp4 fsdp mb1`` for a number of devices.
 

@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from makespan.arguments import check_fields, check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, TraceError, cell_error, unknown_name
 from makespan.files import read_bytes
-from makespan.hardware import ClusterSpec, cluster_of, pools
+from makespan.hardware import MOST_GPUS, ClusterSpec, cluster_of, pools
 from makespan.planning.architecture import Architecture, Experts
 from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
 from makespan.planning.layout import Layout, Recompute, parse_layout
@@ -104,6 +105,7 @@ class Pricer:
     measured: tuple[MeasuredStep, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _ = self.cluster.gpu.sustained  # raises where there are several, or nobody knows what it sustains
         if len(self.cluster.runs) > 1:
             pools(self.cluster)  # raises where nodes differ in more than their sizes
@@ -182,6 +184,7 @@ class Pricer:
         ]
         return math.exp(sum(found) / len(found)) if found else None
 
+    @typed
     def price(self, layout: Layout) -> Priced:
         """Price one layout, whether it fits or not.
 
@@ -252,6 +255,7 @@ def misfit(model: Architecture, layout: Layout) -> str:
     return ""
 
 
+@typed
 def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     """Yield the layouts that go with a run and a cluster, whether they fit into memory or not.
 
@@ -286,14 +290,17 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
                     "micro_batch": micro, "sequence_parallel": tp > 1,
                     "ends_as_layers": pp > 1 and model.n_layers % chunked != 0 and items[1] % chunked == 0,
                 }  # fmt: skip
-                if misfit(model, Layout(**shared)):
+                first = Layout(**shared)
+                if misfit(model, first):
                     continue
-                for (zero, shard), recompute in itertools.product(sharded, again):
+                yield first
+                for (zero, shard), recompute in itertools.islice(itertools.product(sharded, again), 1, None):
                     yield Layout(**shared, zero=zero, shard=shard, recompute=recompute)
 
 
-def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, number + 1) if number % one == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +391,7 @@ def _search(pricer: Pricer) -> _Search:
     return _Search(tried, step_s, memory, fit)
 
 
+@typed
 def plan(pricer: Pricer, n_best: int = 5) -> Plans:
     """Find the fastest layouts that fit, ties among them by expected regret.
 
@@ -394,6 +402,7 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
     InfeasiblePlanError
         None fits, and the message says how much memory the smallest one needs; or none divides the batch.
     """
+    check_range("n_best", n_best, 1)
     found = _search(pricer)
     order = np.argsort(np.where(found.fit, found.step_s, np.inf), kind="stable")
     order = order[: min(max(n_best, _MOST_TIES), int(found.fit.sum()))]
@@ -420,6 +429,7 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
     )
 
 
+@typed
 def feasible_table(pricer: Pricer) -> pd.DataFrame:
     """Return all layouts that fit, the fastest prediction first.
 
@@ -455,6 +465,7 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
 _OWN, _OPTIONAL = ("n_gpus", "layout", "step_s"), ("seq", "batch", "precision", "memory_gib")
 
 
+@typed
 def read_measured(path: str | Path, training: Training, cluster: ClusterSpec) -> list[MeasuredStep]:
     """Read measured steps of one model on one kind of device from a CSV.
 
@@ -515,6 +526,7 @@ def read_measured(path: str | Path, training: Training, cluster: ClusterSpec) ->
     return found
 
 
+@typed
 def read_memory(path: str | Path) -> list[float]:
     """Return ``memory_gib`` of the rows that `read_measured` accepts [GiB], NaN where it is empty.
 
@@ -539,6 +551,7 @@ def _positive(cells: Mapping[str, str], where: str, row: int, name: str, kind: C
     return value
 
 
+@typed
 def calibrated_by(pricer: Pricer, measured: Sequence[MeasuredStep]) -> Pricer:
     """Return a pricer refined by measured steps [s] of the same model, stack and cluster."""
     if not measured:
@@ -548,6 +561,7 @@ def calibrated_by(pricer: Pricer, measured: Sequence[MeasuredStep]) -> Pricer:
     return replace(pricer, calibrated=calibrated, measured=tuple(measured))
 
 
+@typed
 def describe(one: Priced) -> dict[str, Any]:
     """Return a priced layout as plain values, ready for JSON."""
     return {
@@ -565,6 +579,7 @@ def describe(one: Priced) -> dict[str, Any]:
     }
 
 
+@typed
 def size_clusters(
     training: Training,
     kind: str,
@@ -591,6 +606,9 @@ def size_clusters(
         One row per number of devices on which the model fits, with its best layout, days with their interval,
         and cost (NaN without a price).
     """
+    if not 0 < tokens < math.inf:
+        raise InputError(f"tokens is {tokens}; expected a finite number above 0")
+    check_range("most_gpus", most_gpus, 1, MOST_GPUS)
     rows = []
     n_gpus = 1
     while n_gpus <= most_gpus:

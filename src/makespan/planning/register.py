@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from makespan.arguments import typed
 from makespan.errors import ChecksumError, InputError, MissingDataError
 from makespan.files import read_bytes, read_preset
 
@@ -67,6 +68,7 @@ def public_tables() -> tuple[PublicTable, ...]:
     return tuple(PublicTable(**{**one, "documents": tuple(one["documents"])}) for one in entries)
 
 
+@typed
 def differences(paths: Iterable[str | Path]) -> list[str]:
     """Return a line for each file that has the name of a registered table and another content."""
     known = {one.file: one for one in public_tables()}
@@ -74,6 +76,7 @@ def differences(paths: Iterable[str | Path]) -> list[str]:
     return [line for line in lines if line]
 
 
+@typed
 def find_tables(directory: str | Path) -> list[Path]:
     """Return the paths of all registered tables in a directory of published files, after checking them.
 

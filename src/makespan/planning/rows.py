@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from makespan.arguments import typed
 from makespan.errors import InputError, MakespanError, TraceError
 from makespan.files import read_bytes, read_preset
 from makespan.hardware import ClusterSpec, cluster_of, gpu_names
@@ -89,6 +90,7 @@ class _Unusable(Exception):
     """A row cannot be mapped; the text says why."""
 
 
+@typed
 def read_rows(paths: Iterable[str | Path]) -> tuple[list[Measured], list[Refused]]:
     """Read tables of measured rows.
 

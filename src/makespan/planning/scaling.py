@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.errors import InfeasiblePlanError
 from makespan.hardware import cluster_of
 from makespan.planning.layout import Layout
@@ -15,6 +16,7 @@ from makespan.planning.steptime import ALL_NAMES, Grid
 _KERNELS = ("products", "experts", "attention", "head", "scan")
 
 
+@typed
 def kernel_limit_s(pricer: Pricer) -> float:
     """Return the time [s] of a step of matrix products, attention and scans alone, divided evenly.
 
@@ -28,6 +30,7 @@ def kernel_limit_s(pricer: Pricer) -> float:
     return float(parts_s[of_kernels].sum()) / pricer.cluster.n_gpus
 
 
+@typed
 def scaling(
     training_of: Callable[[int], Training], kind: str, stack: Software, counts: Iterable[int]
 ) -> pd.DataFrame:

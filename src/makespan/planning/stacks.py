@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from makespan.arguments import check_fields, typed
 from makespan.errors import InputError, unknown_name
 from makespan.files import preset_entry, read_preset
 from makespan.planning.architecture import Architecture
@@ -79,6 +80,7 @@ class Software:
     regathers_inputs: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.attention not in _KERNELS:
             raise unknown_name("attention kernel", self.attention, _KERNELS)
 
@@ -104,6 +106,7 @@ def stack_names() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "stacks"))
 
 
+@typed
 @cache
 def software(name: str) -> Software:
     """Return a stack of the catalogue; raises `UnknownNameError` for another name."""
@@ -136,10 +139,7 @@ class Training:
     is_adapter: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("seq", "global_batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"training: {name} is {value!r}; expected a whole number >= 1")
+        check_fields(self, "training", positive=("seq", "global_batch"))
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
         if not 0 < self.computed_share <= 1:

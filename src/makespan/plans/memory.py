@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from makespan.arguments import check_fields
 from makespan.errors import PlanError
 from makespan.hardware import NodeSpec
 from makespan.plans.plan import ExecutionPlan, Placement, Stage, chunk_layers, stages
@@ -34,6 +35,10 @@ class MemoryRules:
     bucket_bytes: float = 25e6
     workspace_bytes: float = 0.5e9
     offload_bucket_bytes: float = 0.5e9
+
+    def __post_init__(self) -> None:
+        rest = ("bucket_bytes", "workspace_bytes", "offload_bucket_bytes")
+        check_fields(self, positive=("fragmentation",), not_negative=rest)
 
 
 DEFAULT_MEMORY_RULES = MemoryRules()

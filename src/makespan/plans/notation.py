@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from makespan.arguments import typed
 from makespan.errors import NotationError, PlanError
 from makespan.plans.plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
 
@@ -46,6 +47,7 @@ _ZERO_STAGE = 2  # of the words zero-dp and zero-offload, as in the published tr
 _OFFLOADED = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
 
 
+@typed
 def read_plan(
     text: str, *, n_gpus: int, global_batch_size: int | None, cpu_threads: int = DEFAULT_CPU_THREADS
 ) -> ExecutionPlan:

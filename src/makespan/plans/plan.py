@@ -8,7 +8,9 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal, cast
 
-from makespan.errors import NotationError, PlanError, unknown_name
+from makespan.arguments import check_fields, typed
+from makespan.errors import NotationError, PlanError, shown, unknown_name
+from makespan.hardware import MOST_GPUS
 from makespan.units import whole
 from makespan.workloads import Layer, ModelSpec, head, layers
 
@@ -34,6 +36,8 @@ class Placement:
     gpus_per_node: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if type(self.gpus_per_node) is not tuple or {*map(type, self.gpus_per_node)} - {int}:
+            check_fields(self, "placement", PlanError)
         if not self.gpus_per_node or min(self.gpus_per_node) < 1:
             raise PlanError(f"placement {self.gpus_per_node}: expected one count or more, each >= 1")
         object.__setattr__(self, "gpus_per_node", tuple(sorted(self.gpus_per_node)))
@@ -53,6 +57,8 @@ class Placement:
         32
 
         """
+        if not isinstance(text, str):
+            raise NotationError(f"placement is {shown(text)}; expected text")
         stripped = text.strip()
         joined = _SEPARATOR in stripped
         parts = stripped.removesuffix(_SEPARATOR).split(_SEPARATOR) if joined else list(stripped)
@@ -65,10 +71,13 @@ class Placement:
         return cls(counts)
 
     @classmethod
+    @typed
     def packed(cls, n_gpus: int, gpus_per_node: int) -> "Placement":
         """Return the placement on as few nodes as possible, all full but perhaps one; counts are >= 1."""
         if n_gpus < 1 or gpus_per_node < 1:
             raise PlanError(f"cannot pack {n_gpus} GPUs on nodes of {gpus_per_node}; expected both >= 1")
+        if n_gpus > MOST_GPUS:
+            raise PlanError(f"cannot pack {n_gpus} GPUs; expected at most {MOST_GPUS:,}")
         full, rest = divmod(n_gpus, gpus_per_node)
         return cls((gpus_per_node,) * full + ((rest,) if rest else ()))
 
@@ -309,6 +318,7 @@ class ExecutionPlan:
             )
 
     def _check_ranges(self) -> None:
+        check_fields(self, "plan", PlanError)
         for name in _COUNTS:
             value, least = getattr(self, name), int(name != "zero_stage")
             if value < least:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from makespan.arguments import typed
 from makespan.errors import short_path, unknown_name
 from makespan.policies.placing import Fit, FreeResources, PlacementCache
 from makespan.sim import (
@@ -85,6 +86,7 @@ def policy_names() -> tuple[str, ...]:
     return tuple(REGISTRY)
 
 
+@typed
 def policy(name: str | Path) -> Policy:
     """Return a policy by its name, or from a file: ``mine.py``, or ``mine.py:NAME`` if it has several.
 

@@ -1,11 +1,12 @@
 """Configurations of jobs, allocations of them to nodes, the protocol of a catalogue, and restart costs."""
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from numbers import Real
+from typing import Any, Protocol
 
-from makespan.errors import InputError
+from makespan.arguments import check_fields
+from makespan.errors import InputError, shown
 from makespan.hardware import ClusterSpec
 from makespan.lazy import renamed_attributes
 from makespan.plans import Placement
@@ -13,6 +14,7 @@ from makespan.workloads import JobSpec
 
 Devices = tuple[tuple[str, int], ...]
 """Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
+_LONGEST_S = 1e12  # thirty thousand years; events are counted in seconds
 TOLERANCE = 1e-9  # relative, for rounding in comparisons of times and of memory
 
 
@@ -243,6 +245,7 @@ class RestartDelays:
 
     def __post_init__(self) -> None:
         """Check the delays."""
+        check_fields(self)
         for name in ("first_start_s", "replan_s", "move_s"):
             _check_delay(name, getattr(self, name))
 
@@ -275,12 +278,16 @@ class RestartDelays:
 
 def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
     """Return a cost given as such or as one delay [s]; InputError unless that is finite and not negative."""
-    if not isinstance(restart_delay_s, int | float):
+    if callable(restart_delay_s):
         return restart_delay_s
-    _check_delay("restart_delay_s", restart_delay_s)
-    return RestartDelays.constant(restart_delay_s)
+    delay: Any = restart_delay_s
+    if isinstance(delay, bool) or not isinstance(delay, Real):
+        raise InputError(f"restart_delay_s is {shown(delay)}; expected a finite time in s, or a RestartCost")
+    delay_s = float(delay)
+    _check_delay("restart_delay_s", delay_s)
+    return RestartDelays.constant(delay_s)
 
 
 def _check_delay(name: str, delay_s: float) -> None:
-    if not (math.isfinite(delay_s) and delay_s >= 0):
+    if not 0 <= delay_s <= _LONGEST_S:
         raise InputError(f"{name} is {delay_s!r}; expected a finite time in s, not negative")

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.errors import InputError, MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
 from makespan.notebook import Display, Displayed, Span, schedule_svg
@@ -1057,6 +1058,7 @@ class Schedule(Displayed):
         return schedule_svg(dict(submitted_s), self.spans())
 
 
+@typed
 def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> Schedule:
     """Run the jobs of a scenario under a policy; equal arguments give equal tables.
 

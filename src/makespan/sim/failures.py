@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import check_fields, typed
 from makespan.errors import InputError, TraceError, cell_error, unknown_name
 from makespan.hardware import ClusterSpec
 from makespan.sim.state import NodeEvent, NodeEventKind
@@ -64,6 +65,7 @@ class FailureModel:
 
     def __post_init__(self) -> None:
         """Check ranges and names."""
+        check_fields(self, "failures")
         if not 0 <= self.per_day < math.inf:
             raise InputError(f"failures: per_day is {self.per_day!r}; expected a finite number, 0 or more")
         for name in ("repair_s", "days"):
@@ -126,6 +128,7 @@ Failures = str | Path | FailureModel | Iterable[NodeEvent]
 """Failures as users give them: a file, a model of random ones, or events."""
 
 
+@typed
 def node_events(failures: Failures, cluster: ClusterSpec) -> tuple[tuple[NodeEvent, ...], str]:
     """Return failures as events, and a line about where they come from.
 

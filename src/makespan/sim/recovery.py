@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from makespan.arguments import check_fields, typed
 from makespan.errors import InputError, unknown_name
 
 RecoveryKind = Literal["restart", "elastic", "resilient"]
@@ -70,6 +71,7 @@ class Recovery:
 
     def __post_init__(self) -> None:
         """Check ranges and contradictions."""
+        check_fields(self, "recovery")
         if self.kind not in RECOVERY_KINDS:
             raise unknown_name("kind of recovery", str(self.kind), RECOVERY_KINDS)
         every_s = self.checkpoint_interval_s
@@ -84,7 +86,7 @@ class Recovery:
                 raise InputError(
                     f"recovery: {name} is {value!r}; expected a finite time in s, 0 or more, or None"
                 )
-        if self.f is not None and not (self.f >= 1 and self.f == int(self.f)):
+        if self.f is not None and self.f < 1:
             raise InputError(
                 f"recovery: f is {self.f!r}; expected a whole number of nodes, 1 or more, or None"
             )
@@ -147,6 +149,7 @@ class Recovery:
         return math.floor(elapsed_s / (every_s + self.written_s) + _ROUNDING)
 
 
+@typed
 def expected_goodput(recovery: Recovery, mtbf_s: float, restart_s: float) -> float:
     """Return the share of its time that a job with restarts from checkpoints trains usefully [1].
 
@@ -163,6 +166,11 @@ def expected_goodput(recovery: Recovery, mtbf_s: float, restart_s: float) -> flo
     mtbf_s, restart_s
         Mean time between failures of the job, infinite if there are none, and time of a restart [s].
     """
+    if not (mtbf_s > 0 and 0 <= restart_s < math.inf):
+        raise InputError(
+            f"mtbf_s is {mtbf_s!r} and restart_s {restart_s!r}; expected times in s, above 0, and finite "
+            "and 0 or more"
+        )
     every_s = recovery.checkpoint_interval_s
     if every_s is None:
         return 1.0 if math.isinf(mtbf_s) else 0.0

@@ -1,14 +1,14 @@
 """Scenarios: everything that a simulation needs, except the policy, as one value."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from makespan.errors import InputError, unknown_name
+from makespan.arguments import check_fields
+from makespan.errors import InputError, shown, unknown_name
 from makespan.hardware import ClusterSpec
 from makespan.notebook import Display, Displayed
-from makespan.sim.catalogue import Catalogue, RestartCost
+from makespan.sim.catalogue import Catalogue, RestartCost, restart_cost
 from makespan.sim.recovery import Recovery
 from makespan.sim.state import NodeEvent
 from makespan.workloads import JobSpec
@@ -18,6 +18,9 @@ PLACEMENT_RULES: tuple[PlacementRule, ...] = get_args(PlacementRule)
 """Choices among nodes that can hold a share of a job: those with the fewest or the most free devices."""
 DECISION_LIMIT_S = 600.0
 """Wall time that one call of a policy may take [s]; far more than any policy needs at any size tried."""
+
+
+_MOST_STEPS = 1e15  # which floats count exactly
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,13 +97,19 @@ class Scenario(Displayed):
 
     def __post_init__(self) -> None:
         """Check numbers, and that the catalogue fits the cluster and the label of its predictions."""
+        check_fields(self, "scenario {0.name!r:.80}")
         checkpoint_s = self.checkpoint_interval_s
         if checkpoint_s is not None and not checkpoint_s > 0:
             raise InputError(
                 f"checkpoint_interval_s is {checkpoint_s!r}; expected a positive time in s, or None"
             )
-        if not (math.isfinite(self.extra_steps) and self.extra_steps >= 0):
+        restart_cost(self.restart_delay_s)  # raises where it is neither a time nor a cost
+        if not 0 <= self.extra_steps <= _MOST_STEPS:
             raise InputError(f"extra_steps is {self.extra_steps!r}; expected a finite number >= 0")
+        if not hasattr(self.catalogue, "on"):
+            raise InputError(
+                f"scenario {self.name!r}: catalogue is {shown(self.catalogue)}; expected a Catalogue"
+            )
         if self.placement not in PLACEMENT_RULES:
             raise unknown_name("placement", str(self.placement), PLACEMENT_RULES)
         if self.recovery is not None and checkpoint_s is not None:

@@ -18,7 +18,8 @@ from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 import pandas as pd
 
-from makespan.errors import InputError, MakespanError, TraceError
+from makespan.arguments import check_fields
+from makespan.errors import InputError, MakespanError, TraceError, shown
 from makespan.hardware import ClusterSpec
 from makespan.lazy import renamed_attributes
 from makespan.sim.catalogue import TOLERANCE, Allocation, Catalogue, Configuration, RestartCost
@@ -174,15 +175,12 @@ class NodeEvent:
 
     def __post_init__(self) -> None:
         """Check times, node, kind and devices."""
-        if not (math.isfinite(self.time_s) and self.time_s >= 0 and self.node_id >= 0):
-            raise InputError(
-                f"node event: time_s {self.time_s!r}, node_id {self.node_id!r}; expected both >= 0"
-            )
         try:
             object.__setattr__(self, "kind", NodeEventKind(self.kind))
-        except ValueError:
+        except (TypeError, ValueError):
             accepted = ", ".join(kind.value for kind in NodeEventKind)
-            raise InputError(f"node event: kind {self.kind!r}; expected {accepted}") from None
+            raise InputError(f"node event: kind {shown(self.kind)}; expected {accepted}") from None
+        check_fields(self, "node event", not_negative=("time_s", "node_id"))
         has_devices = self.n_gpus is None or self.n_gpus >= 1
         if not (has_devices and math.isfinite(self.notice_s) and self.notice_s >= 0):
             raise InputError(

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, RestartCost, restart_cost
@@ -738,6 +739,7 @@ def _read_shares(text: str) -> dict[int, int]:
 # --- Replay ---
 
 
+@typed
 def validate_schedule(
     events: pd.DataFrame,
     jobs: Sequence[JobSpec],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.errors import (
     InfeasiblePlanError,
     InputError,
@@ -117,6 +118,7 @@ def with_models(source: ThroughputSource, place: Site, keys: Iterable[str]) -> T
     return TypedSource(made) if len(made) > 1 else next(iter(made.values()))
 
 
+@typed
 def resized(
     given: str | ClusterSpec, n_nodes: int | None = None, gpus_per_node: int | None = None
 ) -> ClusterSpec:
@@ -147,6 +149,7 @@ def resized(
 # --- Lists of nodes ---
 
 
+@typed
 def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tuple[ClusterSpec, ReadReport]:
     """Read a list of nodes, of any form of `makespan.traces.read_nodes`, as a cluster; and the report.
 

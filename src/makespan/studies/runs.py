@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.cleanup import end_with_parent
 from makespan.errors import InputError, MakespanError
 from makespan.metrics import Goodput, Summary, job_goodput, summary
@@ -32,6 +33,7 @@ from makespan.sim import (
     Scenario,
     Schedule,
     Violation,
+    check_policy,
     restart_cost,
     round_length,
     simulate,
@@ -188,7 +190,10 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
 
 def load_policy(policy: str | Path | Policy) -> Policy:
     """Return a policy that may be given by name or file."""
-    return policy_named(policy) if isinstance(policy, str | Path) else policy
+    if isinstance(policy, str | Path):
+        return policy_named(policy)
+    check_policy(policy)
+    return policy
 
 
 def rerun(case: SimulationSpec, first: Run) -> Run:
@@ -230,6 +235,7 @@ Progress = Callable[[Sequence[float], Sequence[Attempt | None]], None]
 """Callback with the share of jobs that each simulation has finished, and with the finished simulations."""
 
 
+@typed
 def run_all(
     cases: Iterable[SimulationSpec],
     n_processes: int | None = 1,
@@ -267,6 +273,7 @@ def run_all(
     return done
 
 
+@typed
 def attempt_all(
     cases: Iterable[SimulationSpec],
     n_processes: int | None = 1,
@@ -459,6 +466,7 @@ _MEASURES = (
 )
 
 
+@typed
 def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
     """Return one row per simulation, with ratios to a baseline.
 

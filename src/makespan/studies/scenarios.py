@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from makespan.arguments import check_range, typed
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous, pools
 from makespan.perf import environment_names
@@ -32,6 +31,7 @@ from makespan.sim import (
     node_events,
 )
 from makespan.studies.catalogue import (
+    PREDICTION_MODES,
     PredictionMode,
     predicted_catalogue,
     predictions as predicted,
@@ -135,8 +135,11 @@ def table_scenarios(
     }
 
 
+@typed
 def with_predictions(scenario: Scenario, mode: PredictionMode) -> Scenario:
     """Return a scenario of mode sampled with the knowledge of policies in another mode."""
+    if mode not in PREDICTION_MODES:
+        raise unknown_name("predictions", mode, PREDICTION_MODES)
     if mode != "exact":
         return replace(scenario, predictions=mode)
     return replace(scenario, catalogue=with_exact_times(scenario.catalogue), predictions=mode)
@@ -165,6 +168,7 @@ _READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
 }
 
 
+@typed
 def read_trace(
     path: str | Path,
     file_format: str = "auto",
@@ -285,6 +289,7 @@ _NAIVE_JOBS = 10
 _NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never overlap
 
 
+@typed
 def generated_jobs(
     name: str,
     n_jobs: int | None,
@@ -371,6 +376,7 @@ ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphli
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
 
 
+@typed
 def scenario(
     workload: str | Path | Sequence[JobSpec] = "naive",
     *,
@@ -451,10 +457,11 @@ def scenario(
     MakespanError
         A name is unknown, a file is missing or broken, or a job can never run.
     """
-    counts: dict[str, Any] = {"n_jobs": n_jobs, "seed": seed}
-    for label, count in counts.items():
-        if count is not None and not (isinstance(count, int | np.integer) and count >= 0):
-            raise InputError(f"{label} is {count!r}; expected a whole number >= {int(label == 'n_jobs')}")
+    check_range("seed", seed)
+    if n_jobs is not None:
+        check_range("n_jobs", n_jobs, 1)
+    if predictions not in (None, *PREDICTION_MODES):
+        raise unknown_name("predictions", predictions, PREDICTION_MODES)
     place = site(cluster_name, n_nodes, gpus_per_node, gpus)
     where = place.cluster
     events, origin_of_failures = ((), "") if failures is None else node_events(failures, where)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.errors import TraceError, cell_error
+from makespan.errors import TraceError, cell_error, shown
 
 # ------------------------------------------------------------------------------------------------
 # What a table must contain, and the check of every cell.
@@ -60,6 +60,11 @@ class TableSchema:
         Required columns come first, in schema order, then any further ones; the index is new. Raises
         `TraceError`, which names ``where`` (file or producer), row and column.
         """
+        if not isinstance(frame, pd.DataFrame):
+            raise TraceError(f"{where}: table {self.name!r} is {shown(frame)}; expected a pandas.DataFrame")
+        if not frame.columns.is_unique:
+            again = shown(frame.columns[frame.columns.duplicated()][0])
+            raise TraceError(f"{where}: table {self.name!r} has two columns {again}; expected each name once")
         missing = [name for name in self.names if name not in frame.columns]
         if missing:
             found = ", ".join(str(name) for name in frame.columns) or "none"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.errors import InputError, MissingDataError, NotationError, UnknownNameError, cell_error
 from makespan.planning import model_names
 from makespan.plans import DEFAULT_CPU_THREADS, PLAN_TEXTS, read_plan, stated_cpu_threads, write_plan
@@ -72,6 +73,7 @@ class JobTrace:
     rows: tuple[int, ...] = ()  # data row of each job in its file, for messages; empty if there is none
 
 
+@typed
 def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
     """Return jobs as a table of schema `JOBS`."""
     rows = [[getattr(job, name) for name in JOBS.names] for job in jobs]
@@ -81,9 +83,10 @@ def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
 
 def listed_jobs(table: pd.DataFrame) -> tuple[JobSpec, ...]:
     """Return the jobs of a table of schema `JOBS` as `jobs_table` makes it, in order of submission."""
-    return _specs(table.sort_values("submit_time_s", kind="stable"))
+    return _specs(JOBS.validate(table, "jobs").sort_values("submit_time_s", kind="stable"))
 
 
+@typed
 def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
     """Write jobs, in order of submission, as a list that `read_jobs` reads back unchanged.
 
@@ -99,6 +102,7 @@ def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
     write_csv(jobs_table(listed), path, JOBS)
 
 
+@typed
 def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """Read a job list of the Morphling artifact; ``batch_of`` and errors are as for `read_jobs`.
 
@@ -116,6 +120,7 @@ def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> Jo
     return _job_trace(cells, _MORPHLING, str(path), findings, batch_of)
 
 
+@typed
 def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """Read a job trace that names models and plans, in either of two forms.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.arguments import typed
 from makespan.errors import TraceError
 from makespan.tables import FAILURES
 from makespan.traces.cells import (
@@ -47,6 +48,7 @@ _FORMS = {
 }
 
 
+@typed
 def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a list of nodes: schema `NODE_LIST`, and the report.
 
@@ -89,6 +91,7 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     )
 
 
+@typed
 def read_node_events(path: str | Path) -> pd.DataFrame:
     """Read failures and returns of nodes: schema `makespan.tables.FAILURES`, and the ``row`` of the file.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import check_fields
 from makespan.errors import InputError, TraceError
 from makespan.tables import REQUESTS
 from makespan.throughput import ReferenceTimes
@@ -158,6 +159,7 @@ class WorkloadMapping:
     max_gpus: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, "mapping of a trace", positive=("max_gpus",), not_negative=("cpus_per_gpu",))
         if not self.offers or not all(offer.weight > 0 for offer in self.offers):
             raise InputError("mapping of a trace: expected at least one offer, each of a weight above 0")
 

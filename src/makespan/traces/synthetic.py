@@ -18,7 +18,8 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from makespan.errors import InputError, unknown_name
+from makespan.arguments import check_fields, check_range, typed
+from makespan.errors import InputError, shown, unknown_name
 from makespan.files import read_preset
 from makespan.numerics import named_rng, named_uniforms
 from makespan.throughput import ReferenceTimes
@@ -34,6 +35,7 @@ VARIANTS = ("base", "bp", "mt")
 """Variants: user-chosen plans, best measured plans, and part of the jobs guaranteed."""
 _GPU_HOURS_TOLERANCE = 0.05
 _ATTEMPTS = 200
+_MOST_JOBS = 10_000_000
 _JITTER = 0.3  # of the distance between neighbouring quantiles
 
 
@@ -45,6 +47,9 @@ class Request:
     n_gpus: int
     plan: str
     weight: float
+
+    def __post_init__(self) -> None:
+        check_fields(self, positive=("n_gpus", "weight"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class WorkloadStatistics:
         ]
 
 
+@typed
 @cache
 def statistics(name: str = "base") -> WorkloadStatistics:
     """Return the packaged statistics of that name."""
@@ -122,6 +128,7 @@ def statistics(name: str = "base") -> WorkloadStatistics:
 # --- Generation ---
 
 
+@typed
 def generate_jobs(
     variant: str, n_jobs: int, seed: int, times: ReferenceTimes, *, stats: WorkloadStatistics | None = None
 ) -> JobTrace:
@@ -145,6 +152,7 @@ def generate_jobs(
             f"cannot generate {n_jobs} jobs of variant {variant!r}; "
             f"expected 1 or more, of {', '.join(VARIANTS)}"
         )
+    check_range("seed", seed)
     known = stats or statistics()
     # The order of the draws (requests, arrivals, durations) is fixed: another order gives other jobs.
     rng = np.random.default_rng([seed, n_jobs])
@@ -213,11 +221,15 @@ def _durations(requests: list[Request], rng: np.random.Generator, stats: Workloa
     return best
 
 
+@typed
 def apportion(weights: Floats, total: int) -> Ints:
     """Divide a total by weights, not all 0, into whole numbers, largest remainders first."""
-    values = np.asarray(weights, dtype=np.float64)
-    if total < 0 or not values.size or (values < 0).any() or not values.sum() > 0:
-        raise InputError(f"cannot divide {total} by weights {values.tolist()}; expected 0 or more, not all 0")
+    try:
+        values = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.empty(0)
+    if total < 0 or values.ndim != 1 or not values.size or (values < 0).any() or not values.sum() > 0:
+        raise InputError(f"cannot divide {total} by weights {shown(weights)}; expected 0 or more, not all 0")
     exact = values * (total / values.sum())
     parts: Ints = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - parts), kind="stable")
@@ -228,6 +240,7 @@ def apportion(weights: Floats, total: int) -> Ints:
 # --- Changes ---
 
 
+@typed
 def with_load(jobs: Iterable[JobSpec], factor: float) -> Jobs:
     """Scale the arrival rate of jobs by a factor; their order stays."""
     if not 0 < factor < float("inf"):
@@ -235,11 +248,13 @@ def with_load(jobs: Iterable[JobSpec], factor: float) -> Jobs:
     return tuple(replace(job, submit_time_s=job.submit_time_s / factor) for job in jobs)
 
 
+@typed
 def with_best_plan(jobs: Iterable[JobSpec], times: ReferenceTimes) -> Jobs:
     """Replace every requested plan by the fastest one measured with as many GPUs; steps stay."""
     return tuple(replace(job, plan=times.best(job.workload, job.n_gpus).plan) for job in jobs)
 
 
+@typed
 def with_guarantees(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
     """Guarantee exactly a share of the jobs, from 0 to 1, drawn at random."""
     listed = tuple(jobs)
@@ -251,6 +266,7 @@ def _guaranteed(jobs: Jobs, chosen: Collection[int]) -> Jobs:
     return tuple(replace(job, is_guaranteed=number in chosen) for number, job in enumerate(jobs))
 
 
+@typed
 def with_large_share(
     jobs: Iterable[JobSpec],
     share: float,
@@ -304,10 +320,11 @@ def _ranked(jobs: Sequence[JobSpec], seed: int, purpose: str) -> list[int]:
     return [int(number) for number in np.argsort(drawn, kind="stable")]
 
 
+@typed
 def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) -> Jobs:
     """Shift every submission by Gaussian noise of a standard deviation [s], not below zero."""
     listed = tuple(jobs)
-    if not (np.isfinite(std_s) and std_s >= 0):
+    if not 0 <= std_s < np.inf:
         raise InputError(f"standard deviation of arrivals {std_s}; expected a finite time in s, 0 or more")
 
     def moved(job: JobSpec) -> JobSpec:
@@ -317,6 +334,7 @@ def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) ->
     return _ordered(map(moved, listed))
 
 
+@typed
 def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
     """Keep a share of the jobs, above 0 and up to 1 and at least one job, drawn at random, in their order."""
     listed = tuple(jobs)
@@ -326,11 +344,12 @@ def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
     return tuple(listed[number] for number in sorted(_ranked(listed, seed, "subsample")[:n_kept]))
 
 
+@typed
 def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 600.0) -> Jobs:
     """Submit every job several times; the further copies arrive with Gaussian noise [s]."""
-    if copies < 1:
-        raise InputError(f"{copies} copies of each job; expected 1 or more")
     listed = tuple(jobs)
+    if copies < 1 or copies * len(listed) > _MOST_JOBS:
+        raise InputError(f"{copies} copies of each job; expected 1 or more, and {_MOST_JOBS:,} jobs at most")
     result = list(listed)
     for number in range(1, copies):
         renamed = (replace(job, job_id=f"{job.job_id}/{number}") for job in listed)

@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from numbers import Real
 from typing import Any, Literal, Protocol
 
-from makespan.errors import InputError, unknown_name
+from makespan.arguments import check_fields, typed
+from makespan.errors import InputError, shown, unknown_name
 from makespan.files import preset_entry, read_preset
 
 # --- Types ---
@@ -41,11 +43,10 @@ class BlockSpec:
     kv_channels: int  # size of one attention head
 
     def __post_init__(self) -> None:
+        counts = ("n_layers", "seq", "hidden", "heads", "kv_heads", "ffn", "kv_channels")
+        check_fields(self, positive=counts)
         if self.kind not in _BLOCK_KINDS:
             raise unknown_name("block kind", self.kind, _BLOCK_KINDS)
-        for name in ("n_layers", "seq", "hidden", "heads", "kv_heads", "ffn", "kv_channels"):
-            if getattr(self, name) < 1:
-                raise InputError(f"BlockSpec: {name} is {getattr(self, name)}; expected >= 1")
         if self.heads % self.kv_heads:
             raise InputError(f"BlockSpec: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
 
@@ -90,6 +91,7 @@ class ModelSpec:
     source: str
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.blocks or self.parameters < 0 or self.vocab < 1 or self.max_positions < 0:
             raise InputError(
                 f"ModelSpec {self.key!r}: needs one block or more, a positive vocab, and no negative "
@@ -160,16 +162,18 @@ class Stack:
     variant_of: str = ""  # stack of the same software with other options; empty if none
 
     def __post_init__(self) -> None:
+        for name in ("gradient_bytes", "partitioned_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or value not in range(1, _MOST_BYTES + 1):
+                raise InputError(
+                    f"Stack {self.name!r}: {name} is {shown(value)}; expected a whole number of "
+                    f"bytes from 1 to {_MOST_BYTES}"
+                )
+        check_fields(self)
         if self.host_optimizer not in _HOST_OPTIMIZERS:
             raise unknown_name("host_optimizer", self.host_optimizer, _HOST_OPTIMIZERS)
         if self.phase_style not in _PHASE_STYLES:
             raise unknown_name("phase_style", self.phase_style, _PHASE_STYLES)
-        for name in ("gradient_bytes", "partitioned_bytes"):
-            if getattr(self, name) not in range(1, _MOST_BYTES + 1):
-                raise InputError(
-                    f"Stack {self.name!r}: {name} is {getattr(self, name)!r}; expected a whole number of "
-                    f"bytes from 1 to {_MOST_BYTES}"
-                )
 
     @property
     def label(self) -> str:
@@ -235,6 +239,7 @@ class Workload:
     used_for_calibration: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.global_batch_size < 1 or self.max_microbatches < 1:
             raise InputError(
                 f"Workload {self.key!r}: global_batch_size and max_microbatches must be >= 1; "
@@ -293,6 +298,7 @@ class JobSpec:
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, "job {0.job_id!r:.80}")
         for name in ("job_id", "workload", "plan"):
             if not getattr(self, name):
                 raise self._error(name, "a text that is not empty")
@@ -302,7 +308,7 @@ class JobSpec:
             raise self._error("duration_s", "a finite time in s, not negative, or None")
         for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 1)):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < least or value != int(value):
+            if value < least:
                 raise self._error(name, f"a whole number >= {least}")
 
     def _error(self, name: str, accepted: str) -> InputError:
@@ -320,7 +326,7 @@ _EVERY_FAMILY = (
 # those of the GPT-3 family (Brown et al. 2020, table 2.1).
 _OWN_STACK, _OWN_PRECISION = "modern", "bf16"
 _HEAD_CHANNELS, _HIDDEN_PER_LAYER, _FFN_PER_HIDDEN, _PARAMETERS_PER_CHANNEL = 128, 128, 4, 12
-_OWN_SEQ, _LEAST_PARAMETERS = 1024, 1e4
+_OWN_SEQ, _LEAST_PARAMETERS, _MOST_PARAMETERS = 1024, 1e4, 1e18
 
 
 def model_keys() -> tuple[str, ...]:
@@ -333,6 +339,7 @@ def workload_keys() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "workloads"))
 
 
+@typed
 @cache
 def stack(name: str) -> Stack:
     """Return a software stack; raises `UnknownNameError` for another name."""
@@ -340,6 +347,7 @@ def stack(name: str) -> Stack:
     return Stack(name=name, **entry)
 
 
+@typed
 @cache
 def model(key: str) -> ModelSpec:
     """Return a model of the zoo; raises `UnknownNameError` for another key."""
@@ -361,6 +369,7 @@ def _aliases() -> dict[str, str]:
     }
 
 
+@typed
 def resolve_workload_key(name: str) -> str:
     """Return the key of a workload from its key or an alias; raises `UnknownNameError` otherwise."""
     key = _aliases().get(name, name)
@@ -374,6 +383,7 @@ def small_workload_keys() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "small"))
 
 
+@typed
 @cache
 def workload(name: str) -> Workload:
     """Return a workload from its key or an alias, small ones too; raises `UnknownNameError` otherwise."""
@@ -407,6 +417,7 @@ def is_in_zoo(name: str) -> bool:
     return name in small_workload_keys() or _aliases().get(name, name) in workload_keys()
 
 
+@typed
 def workload_of(name: str, global_batch_size: int, parameters: float) -> Workload:
     """Return the workload of a table of the user's own measurements.
 
@@ -422,8 +433,11 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
         known = workload(name)
         is_same = known.global_batch_size == global_batch_size
         return known if is_same else replace(known, global_batch_size=global_batch_size)
-    if not _LEAST_PARAMETERS <= parameters < float("inf"):
-        raise InputError(f"workload {name!r}: {parameters:g} parameters; expected >= {_LEAST_PARAMETERS:g}")
+    if not _LEAST_PARAMETERS <= parameters <= _MOST_PARAMETERS:
+        raise InputError(
+            f"workload {name!r}: {parameters:g} parameters; expected >= {_LEAST_PARAMETERS:g}, up to "
+            f"{_MOST_PARAMETERS:g}"
+        )
     hidden = (parameters * _HIDDEN_PER_LAYER / _PARAMETERS_PER_CHANNEL) ** (1 / 3)
     # A small model has one layer with most of its parameters; the vocabulary gets the rest.
     hidden = min(hidden, (parameters / (_PARAMETERS_PER_CHANNEL + 1)) ** 0.5)
