@@ -4,9 +4,11 @@ A message says what was found, what is accepted, and where.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _MOST_LETTERS, _MOST_LINES = 1_000, 100
 
@@ -128,6 +130,48 @@ def cell_error(where: str, row: int, column: str, found: object, accepted: str) 
     return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; expected {accepted}")
 
 
+_KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    NoneType: "None",
+    Callable: "a function",
+    Mapping: "a dictionary",
+}
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Reject an argument that is no whole number, as True is none, or less than ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} is {value!r}; expected {_KINDS[int]} >= {least}")
+
+
+def check_fields(record: Any, **least: int) -> None:
+    """Reject values of other kinds than the fields of a dataclass declare.
+
+    Numbers, texts, switches, choices, functions and dictionaries are checked; True is no number.
+    ``least`` has the least value of whole numbers, by field.
+    """
+    hints = get_type_hints(type(record))
+    for name in (field.name for field in fields(record)):
+        value, hint = getattr(record, name), hints[name]
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = tuple(get_origin(kind) or kind for kind in kinds)
+        if kinds == (Literal,) and value not in get_args(hint):
+            raise unknown_name(name, value, get_args(hint))
+        if name in least and not (value is None and NoneType in kinds):
+            check_whole(name, value, least[name])
+        if _KINDS.keys() >= set(kinds) and not any(_is_kind(value, kind) for kind in kinds):
+            raise InputError(f"{name} is {value!r}; expected {' or '.join(_KINDS[kind] for kind in kinds)}")
+
+
+def _is_kind(value: object, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
 def short_path(path: str | Path) -> str:
     """Return a path relative to the working directory if it is below it."""
     path = Path(path)
@@ -141,3 +185,14 @@ def failed_at(trace: TracebackType | None, file: str) -> int | None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line
         trace = trace.tb_next
     return line
+
+
+def raised_in(trace: TracebackType | None) -> str:
+    """Return file and line at which an error left code of a user, which no package has; empty without any."""
+    packages, place = (str(Path(__file__).parent), str(Path(difflib.__file__).parent)), ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((*packages, "<")) and "site-packages" not in file:
+            place = f"{short_path(file)}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place

@@ -139,6 +139,15 @@ def write_json(values: Any, path: str | Path, indent: int | None = None) -> None
     write_text(json.dumps(values, indent=indent) + ("" if indent is None else "\n"), path)
 
 
+def is_plain(values: object) -> bool:
+    """Return True for a dictionary with names as keys, which JSON can hold with all of its values."""
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and all(isinstance(name, str) for name in values)
+
+
 # --- Reading ----------------------------------------------------------------------------------------
 
 

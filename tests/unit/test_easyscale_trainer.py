@@ -437,6 +437,8 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
         ({"shuffle": 1}, "shuffle is 1; expected True or False"),
         ({"options": {"network": {}}}, "unknown part in options 'network'"),
         ({"options": {"model": {"width": object()}}}, "options of model are .*; expected names and plain"),
+        ({"options": {"optimizer": {1: 0.1}}}, "options of optimizer are {1: 0.1}; expected names and plain"),
+        ({"determinism": None}, "unknown determinism level None; expected D0"),
         ({"n_worker": 4}, "unknown field of an elastic job 'n_worker'"),
     ],
 )
@@ -464,6 +466,13 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
         ({"zero_stage": 2}, r"zero_stage is 2; expected 0, or 1 .* gradients \(2\) and parameters \(3\) are"),
         ({"zero_stage": True}, "zero_stage is True; expected 0, or 1 for shards of the optimizer state"),
         ({"steps": -1}, "steps is -1; expected a whole number >= 0"),
+        ({"steps": 2.5}, "steps is 2.5; expected a whole number >= 0"),
+        ({"survives": True}, "survives is True; expected a whole number >= 0"),
+        ({"resume": "no"}, "resume is 'no'; expected True or False"),
+        ({"on_progress": 3}, "on_progress is 3; expected a function or None"),
+        ({"launcher": "slurm"}, "launcher is 'slurm'; expected a launcher, such as LocalLauncher()"),
+        ({"mapping": [[0, 1], [2, 3]]}, r"mapping is \[\[0, 1\], \[2, 3\]\]; expected ranks by process, for"),
+        ({"devices": 2}, "devices is 2; expected names of devices, for example A,A,B"),
     ],
 )
 def test_places_that_do_not_fit_are_refused(tmp_path, placing, told):

@@ -50,6 +50,7 @@ from makespan.oobleck.stage import (
     LostPeerError,
     PeerGroups,
     StageExecutor,
+    checked_loss,
     instructions,
     n_buffers,
 )
@@ -211,6 +212,13 @@ def test_requests_are_read_as_they_were_written(tmp_path):
         ({"n_microbatches": 0}, "n_microbatches is 0; expected a whole number >= 1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number > 0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"clip_norm": "x"}, "clip_norm is 'x'; expected a number or None"),
+        ({"microbatch_size": True}, "microbatch_size is True; expected a whole number >= 1"),
+        ({"seed": "1"}, "seed is '1'; expected a whole number >= 0"),
+        ({"bucketed": "no"}, "bucketed is 'no'; expected True or False"),
+        ({"model": None}, "model is None; expected a text"),
+        ({"model_options": {"hidden": "64"}}, "hidden is '64'; expected a whole number >= 1"),
+        ({"optimizer_options": {"lr": object()}}, "optimizer_options are .*; expected plain values by name"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(changes, message):
@@ -233,6 +241,36 @@ def own_job(root, name, **changes):
 def test_a_function_that_returns_no_usable_chain_is_refused(root, name, message):
     with pytest.raises(InputError, match=message):
         load_chain(own_job(root, name))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("1 + 'a'", r"mine.py, line 6: TypeError: unsupported operand"),
+        ("Chain(3, len, D())", "a chain without layers; expected one or more"),
+        (
+            "Chain([nn.ReLU()], len, D())",
+            "layer 0 is a ReLU; expected a function without arguments that builds",
+        ),
+        ("Chain([nn.ReLU], None, D())", "loss is None; expected a function"),
+        ("Chain([nn.ReLU], len, 3)", "samples is a int without a length; expected a map-style data set"),
+        ("Chain([nn.ReLU], len, D(), rate=0.1)", "rate is 0.1; expected a function"),
+        ("Chain([nn.ReLU], len, D(), rate=str)", "rate of iteration 0 is '0'; expected a number"),
+        ("Chain([nn.ReLU], len, D(), optimizer='sgd')", "optimizer is 'sgd'; expected a function"),
+    ],
+)
+def test_what_a_function_of_a_user_raises_or_puts_into_a_chain_is_told(made, message, tmp_path):
+    head = "from torch import nn\nfrom makespan.oobleck import Chain\nclass D(list):\n    pass\n"
+    file = tmp_path / "mine.py"
+    file.write_text(head.replace("pass", "__len__ = lambda self: 99") + f"def build():\n    return {made}\n")
+    with pytest.raises(InputError, match=message) as error:
+        load_chain(ChainJob(f"{file}:build"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_loss_without_a_gradient_is_refused():
+    with pytest.raises(InputError, match="the loss of the chain requires no gradient, so that nothing would"):
+        checked_loss(torch.tensor(1.0))
 
 
 def test_options_and_samples_of_a_chain_are_checked(root, tmp_path):
@@ -261,7 +299,7 @@ def test_ties_of_what_is_not_there_are_refused(ties, message, tmp_path, monkeypa
     file.write_text("from makespan.oobleck import Chain\nchain = None\n")
     monkeypatch.setattr(
         "makespan.oobleck.chain.load_file",
-        lambda path: type("Module", (), {"chain": lambda: Chain(layers, None, Words(12), ties)}),
+        lambda path: type("Module", (), {"chain": lambda: Chain(layers, len, Words(12), ties)}),
     )
     with pytest.raises(InputError, match=message):
         StageExecutor(small_job(model=f"{file}:chain", model_options={})).hold([0, 1])

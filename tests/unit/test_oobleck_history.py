@@ -1,10 +1,14 @@
 """Tables of a run directory that several calls write, and what is said of its checkpoints."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 from makespan.errors import InputError
-from makespan.oobleck.trainer import ITERATIONS, RECOVERIES, LiveOptions, _History, saved_text
+from makespan.files import write_json
+from makespan.oobleck.reconfiguration import StateLost
+from makespan.oobleck.trainer import ITERATIONS, RECOVERIES, LiveOptions, _History, _Run, saved_text
 from makespan.runtime import finish_checkpoint, start_checkpoint
 
 HEADER = ",".join(ITERATIONS.names) + "\n"
@@ -69,3 +73,15 @@ def test_checkpoints_by_time_are_on_unless_asked_otherwise():
     assert LiveOptions(2).checkpoint_interval_s == 600.0
     with pytest.raises(InputError, match="checkpoint_interval_s is -1"):
         LiveOptions(2, checkpoint_interval_s=-1)
+
+
+def test_a_run_whose_nodes_all_failed_says_why_the_first_one_did(tmp_path):
+    write_json({"error": "TypeError: no number"}, tmp_path / "error-1.json")
+    run = SimpleNamespace(
+        launch=SimpleNamespace(run_dir=tmp_path),
+        options=SimpleNamespace(n_nodes=2),
+        protocol=SimpleNamespace(plan="any"),
+    )
+    told = _Run._explained(run, StateLost([0]))
+    assert isinstance(told, StateLost)
+    assert str(told).endswith("resume from the last checkpoint; node 1 ended: TypeError: no number")

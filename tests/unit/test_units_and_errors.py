@@ -5,7 +5,8 @@ import re
 import pytest
 
 from makespan import errors, units
-from makespan.errors import MakespanError, unknown_name
+from makespan.errors import MakespanError, raised_in, unknown_name
+from makespan.user_code import load_file
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,18 @@ def test_durations_are_formatted_with_a_readable_unit(value: float, text: str) -
 def test_unknown_names_list_what_is_accepted_and_suggest_the_closest() -> None:
     error = unknown_name("model", "lama7", ["llama7", "bert"])
     assert str(error) == ("unknown model 'lama7'; expected bert, llama7. Did you mean 'llama7'?")
+
+
+def test_names_of_other_kinds_are_unknown_too() -> None:
+    assert str(unknown_name("device", 3, ["a800"])) == "unknown device 3; expected a800."
+
+
+def test_an_error_is_placed_where_code_of_no_package_raised_it(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("import json\ndef read(): return json.loads('{')\n")
+    try:
+        load_file(tmp_path / "mine.py").read()
+    except ValueError as error:
+        assert raised_in(error.__traceback__).endswith("mine.py, line 2")
 
 
 def test_unknown_names_without_a_similar_one_suggest_nothing() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from makespan.easyscale.kernels import KERNEL_SETS, LEVELS, DeterminismLevel, process_options
-from makespan.errors import InputError, unknown_name
+from makespan.errors import InputError, check_fields, check_whole, unknown_name
+from makespan.files import is_plain
 from makespan.lazy import parse_source
 from makespan.runtime import Launcher, ProcessOptions
 from makespan.runtime.coordinator import Event
@@ -149,9 +150,9 @@ class ElasticJob:
         if self.determinism not in (*LEVELS, AUTO):
             raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
         for name, least in _LEAST.items():
-            _check_number(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
         if self.bucket_cap_bytes is not None:
-            _check_number("bucket_cap_bytes", self.bucket_cap_bytes, 1)
+            check_whole("bucket_cap_bytes", self.bucket_cap_bytes, 1)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected {', '.join(choices)}")
@@ -170,10 +171,8 @@ class ElasticJob:
         for part, values in options.items():
             if part not in known:
                 raise unknown_name("part in options", part, known)
-            try:
-                json.dumps(dict(values))
-            except (TypeError, ValueError):
-                raise InputError(f"options of {part} are {dict(values)!r}; expected {expected}") from None
+            if not is_plain(dict(values)):
+                raise InputError(f"options of {part} are {dict(values)!r}; expected {expected}")
 
     def _check_loop(self) -> None:
         """Check the loop, and that nothing is given that it builds itself."""
@@ -307,33 +306,19 @@ class RunOptions:
     on_event: Callable[[Event], object] | None = None
 
     def __post_init__(self) -> None:
-        least = {
-            "checkpoint_every": 0,
-            "hash_every": 0,
-            "loader_processes": 0,
-            "prefetch": 1,
-            "max_restarts": 0,
-            "survives": 0,
-            "n_replacements": 0,
-        }
-        for name, number in least.items():
-            value = getattr(self, name)
-            if name == "hash_every" and value is None:
-                continue
-            if not isinstance(value, int) or value < number:
-                raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
         stage: object = self.zero_stage
         if not isinstance(stage, int) or isinstance(stage, bool) or stage not in (0, 1):
             raise InputError(
-                f"zero_stage is {stage!r}; expected 0, or 1 for shards of the optimizer state; gradients (2) "
-                "and parameters (3) are whole in every process"
+                f"zero_stage is {stage!r}; expected 0, or 1 for shards of the optimizer state; "
+                "gradients (2) and parameters (3) are whole in every process"
             )
-        every_s: object = self.checkpoint_every_s
-        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
-            raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
-        progress_s: object = self.progress_s
-        if not isinstance(progress_s, int | float) or isinstance(progress_s, bool) or not progress_s >= 0:
-            raise InputError(f"progress_s is {progress_s!r}; expected a number >= 0")
+        check_fields(
+            self, checkpoint_every=0, hash_every=0, loader_processes=0, prefetch=1, max_restarts=0,
+            survives=0, n_replacements=0,
+        )  # fmt: skip
+        for name in ("checkpoint_every_s", "progress_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected a number >= 0")
         for name in ("on_event", "on_regroup"):
             if getattr(self, name) is not None and not self.survives:
                 raise InputError(f"{name} is given and survives is 0; expected survives >= 1, or no {name}")
@@ -341,10 +326,9 @@ class RunOptions:
             raise InputError(
                 f"n_replacements is {self.n_replacements} and survives is 0; expected survives >= 1, or none"
             )
-        hang_s: object = self.hang_s
-        if not isinstance(hang_s, int | float) or isinstance(hang_s, bool) or not hang_s >= _SHORTEST_HANG_S:
+        if not self.hang_s >= _SHORTEST_HANG_S:
             # Beats starve while user code holds the lock of the interpreter.
-            raise InputError(f"hang_s is {hang_s!r}; expected a number >= {_SHORTEST_HANG_S:g}")
+            raise InputError(f"hang_s is {self.hang_s!r}; expected a number >= {_SHORTEST_HANG_S:g}")
 
 
 def job_from(values: Mapping[str, Any]) -> ElasticJob:
@@ -408,11 +392,6 @@ def _check_defined(part: str, path: Path, name: str) -> None:
         raise unknown_name(f"name in {path} ({part})", name, functions)
 
 
-def _check_number(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name} is {value!r}; expected a whole number >= {least}")
-
-
 # --- Mappings of logical workers to processes ---
 
 _PATTERN = re.compile(r"\d{1,15}(,\d{1,15})*(/\d{1,15}(,\d{1,15})*)*")
@@ -471,9 +450,9 @@ class RankMapping:
         return RankMapping(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
 
     @classmethod
-    def parse(cls, text: str) -> "RankMapping":
-        """Read the notation; other text raises an `InputError`."""
-        if not _PATTERN.fullmatch(text):
+    def parse(cls, text: object) -> "RankMapping":
+        """Read the notation; anything else raises an `InputError`."""
+        if not isinstance(text, str) or not _PATTERN.fullmatch(text):
             raise InputError(f"mapping is {text!r}; expected ranks by process, for example 0,1/2/3")
         return cls(tuple(tuple(map(int, ranks.split(","))) for ranks in text.split("/")))
 
@@ -513,6 +492,8 @@ class Placing:
         n_workers = job.n_logical_workers
         if isinstance(devices, str):  # an empty string means no device
             devices = [part.strip() for part in devices.split(",")] if devices.strip() else []
+        if devices is not None and not isinstance(devices, Sequence):
+            raise InputError(f"devices is {devices!r}; expected names of devices, for example A,A,B")
         names = None if devices is None else tuple(devices)
         if mapping is None and names is not None and not 1 <= len(names) <= n_workers:
             raise InputError(
@@ -535,7 +516,7 @@ class Placing:
                 f"mapping {parsed}"
             )
         for name in names:
-            if name not in KERNEL_SETS:
+            if name not in tuple(KERNEL_SETS):
                 raise unknown_name("device", name, KERNEL_SETS)
         return cls(parsed, names)
 

@@ -45,6 +45,7 @@ from makespan.errors import (
     LostWorkerError,
     TrainingError,
     WorkerError,
+    check_whole,
     unknown_name,
 )
 from makespan.files import read_json, write_json
@@ -1070,10 +1071,12 @@ def run_together(
     makespan.errors.InputError, makespan.errors.CheckpointError, makespan.errors.WorkerError
         As for `ElasticTrainer.run`; or the jobs cannot share processes.
     """
+    listed: object = trainers
+    if not isinstance(listed, Sequence) or not all(isinstance(each, ElasticTrainer) for each in listed):
+        raise InputError(f"trainers is {listed!r}; expected a list of ElasticTrainer")
     if not trainers:
         return []
-    if steps < 0:
-        raise InputError(f"steps is {steps!r}; expected a whole number >= 0")
+    check_whole("steps", steps, 0)
     names = [field.name for field in fields(RunOptions)]
     for name in options:
         if name not in names:

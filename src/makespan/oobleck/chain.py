@@ -7,6 +7,7 @@ iteration, microbatch), never from the plan, so that a model may be cut anywhere
 import copy
 import hashlib
 import inspect
+import numbers
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from makespan.errors import InputError
 from makespan.oobleck.job import ChainJob, small_model
 from makespan.training.bits import has_equal_bits
 from makespan.training.zoo import build_link, global_batch, link_loss, n_links
-from makespan.user_code import load_file, user_file
+from makespan.user_code import explained, load_file, user_file
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 _COMPARED = (Tensor, np.ndarray, np.generic, bool, int, float, str)
@@ -98,9 +99,11 @@ def load_chain(job: ChainJob) -> Chain:
     if not callable(function):
         raise InputError(f"{job.model}: {name} is {function!r} there; expected a function")
     try:
-        chain = function(**job.model_options)
+        inspect.signature(function).bind(**job.model_options)
     except TypeError as error:
-        raise InputError(f"{job.model}: {error}; given: {dict(job.model_options)}") from error
+        raise InputError(f"{job.model}: {error}; given: {dict(job.model_options)}") from None
+    with explained(str(path.resolve())):
+        chain = function(**job.model_options)
     if not isinstance(chain, Chain):
         raise InputError(f"{job.model} returned {type(chain).__name__}; expected a Chain")
     _check(chain, job)
@@ -109,8 +112,20 @@ def load_chain(job: ChainJob) -> Chain:
 
 def _check(chain: Chain, job: ChainJob) -> None:
     """Reject a user-defined chain that cannot be trained as the job asks."""
-    if not chain.layers:
+    layers: object = chain.layers
+    if not isinstance(layers, Sequence) or not layers:
         raise InputError(f"{job.model}: a chain without layers; expected one or more")
+    for index, layer in enumerate(layers):
+        if isinstance(layer, nn.Module) or not callable(layer):
+            problem = f"{job.model}: layer {index} is a {type(layer).__name__}"
+            raise InputError(f"{problem}; expected a function without arguments that builds the layer")
+    for name in ("loss", "optimizer", "rate"):
+        value = getattr(chain, name)
+        if not callable(value) and (value is not None or name == "loss"):
+            raise InputError(f"{job.model}: {name} is {value!r}; expected a function")
+    if chain.samples is not None and not hasattr(chain.samples, "__len__"):
+        problem = f"{job.model}: samples is a {type(chain.samples).__name__} without a length"
+        raise InputError(f"{problem}; expected a map-style data set")
     n_samples = 0 if chain.samples is None else len(chain.samples)
     if n_samples < job.global_batch_size:
         raise InputError(
@@ -122,7 +137,11 @@ def _check(chain: Chain, job: ChainJob) -> None:
         if trained:
             problem = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
             raise InputError(f"{problem}, so nothing would train it; expected parameters of layers only")
-    if chain.rate is not None and (first := chain.rate(0)) != (again := chain.rate(0)):
+    first, again = (0.0 if chain.rate is None else chain.rate(0) for _ in range(2))
+    rate: object = first
+    if not isinstance(rate, numbers.Real | Tensor):
+        raise InputError(f"{job.model}: the learning rate of iteration 0 is {rate!r}; expected a number")
+    if first != again:
         rates = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
         raise InputError(f"{job.model}: {rates}; expected one that depends on the iteration alone")
     for pair in chain.tied:

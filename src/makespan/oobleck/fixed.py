@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from makespan.cleanup import temporary_directory
-from makespan.errors import InputError
+from makespan.errors import check_whole
 from makespan.files import read_json
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.profile import LayerProfile, ModelProfile
@@ -135,8 +135,7 @@ def profile_chain(
     """
     limits = {"repeats": (repeats, 5), "warm_ups": (warm_ups, 0), "n_replicas": (n_replicas, 1)}
     for name, (number, least) in limits.items():
-        if number < least:
-            raise InputError(f"{name} is {number}; expected a whole number >= {least}")
+        check_whole(name, number, least)
     request = PROFILING.dump_python(ProfilingRequest(job, repeats, warm_ups), mode="json")
     with temporary_directory("profile") as path:
         directory = RunDirectory(run_dir or path)

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from makespan.errors import InputError, unknown_name
+from makespan.errors import InputError, check_fields, unknown_name
+from makespan.files import is_plain
 from makespan.training.zoo import MODEL_FAMILIES, SmallModel
 
 Optimizer = Literal["adam", "adamw", "sgd"]
 Dtype = Literal["float32", "float64"]
 Reduction = Literal["ordered", "allreduce"]
 PassOrder = Literal["1f1b", "zero-bubble"]
-_CHOICES = {"optimizer": get_args(Optimizer), "dtype": get_args(Dtype), "reduction": get_args(Reduction)}
 _SIZES = {"n_layers": 8, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 256, "seq": 32, "vocab": 256}
 
 
@@ -69,14 +69,12 @@ class ChainJob:
 
     def __post_init__(self) -> None:
         """Check names and numbers."""
+        check_fields(self, n_microbatches=1, microbatch_size=1, seed=0, data_seed=0, warmup_steps=0)
+        for name in ("model_options", "optimizer_options"):
+            if not is_plain(dict(getattr(self, name))):
+                raise InputError(f"{name} are {getattr(self, name)!r}; expected plain values by name")
         if ":" not in self.model:
             small_model(self)
-        for name, accepted in _CHOICES.items():
-            if (value := getattr(self, name)) not in accepted:
-                raise unknown_name(name, str(value), accepted)
-        for name, least in (("n_microbatches", 1), ("microbatch_size", 1), ("warmup_steps", 0)):
-            if (number := getattr(self, name)) < least:
-                raise InputError(f"{name} is {number}; expected a whole number >= {least}")
         for name in ("learning_rate", "clip_norm"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise InputError(f"{name} is {value}; expected a number > 0")
@@ -101,5 +99,5 @@ def small_model(job: ChainJob) -> SmallModel:
         raise unknown_name("model", job.model, [*MODEL_FAMILIES, "file.py:function"])
     try:
         return SmallModel(job.model, **(_SIZES | dict(job.model_options)))
-    except TypeError as error:
+    except (TypeError, InputError) as error:
         raise InputError(f"model_options are {dict(job.model_options)}: {error}") from None

@@ -1053,8 +1053,11 @@ _WHOLE = "expected the order of passes 1f1b, or other layers"
 
 
 def checked_loss(loss: Any) -> Tensor:
-    """Return the loss of a microbatch; raise `InputError` if it is not a tensor with one value."""
+    """Return the loss of a microbatch; raise `InputError` unless it is one value with a gradient."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
+        if not loss.requires_grad:
+            problem = "the loss of the chain requires no gradient, so that nothing would be trained"
+            raise InputError(f"{problem}; expected layers with weights that require one, and a loss of them")
         return loss
     kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
     raise InputError(f"the loss of the chain returned {kind}; expected a tensor with one value")

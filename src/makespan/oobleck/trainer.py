@@ -15,12 +15,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pandas as pd
 
 from makespan import errors
-from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError, unknown_name
+from makespan.errors import (
+    CheckpointError,
+    InputError,
+    LostWorkerError,
+    WorkerError,
+    check_fields,
+    check_whole,
+    unknown_name,
+)
 from makespan.files import write_text
 from makespan.notebook import Display, Displayed
 from makespan.oobleck.interleaving import interleaved_templates
@@ -35,7 +43,7 @@ from makespan.oobleck.planner import (
     reroutable_sizes,
 )
 from makespan.oobleck.profile import ModelProfile
-from makespan.oobleck.reconfiguration import InsufficientNodes
+from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.templates import TemplateSet, covering_templates
 from makespan.runtime import (
@@ -154,6 +162,13 @@ class Fault:
     delay_s: float = 0.0
     number: int = signal.SIGKILL
     follows: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, iteration=-1, victim=0)
+        if self.phase not in (known := (*PHASES, "committed", "weights")):
+            raise unknown_name("phase", self.phase, known)
+        if not self.delay_s >= 0:
+            raise InputError(f"delay_s is {self.delay_s!r}; expected a number >= 0")
 
     @property
     def is_next(self) -> bool:
@@ -548,23 +563,16 @@ class LiveOptions:
     zero_stage: int = 0
 
     def __post_init__(self) -> None:
-        least = {
-            "n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0, "interleave": 1,
-        }  # fmt: skip
-        for name, number in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < number:
-                raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
         stage: object = self.zero_stage
         if not isinstance(stage, int) or isinstance(stage, bool) or stage not in (0, 1):
             raise InputError(
-                f"zero_stage is {stage!r}; expected 0, or 1 to divide the optimizer state; gradients (2) and "
-                "weights (3) of a stage are whole in each of its nodes"
+                f"zero_stage is {stage!r}; expected 0, or 1 to divide the optimizer state; "
+                "gradients (2) and weights (3) of a stage are whole in each of its nodes"
             )
-        if self.pass_order not in get_args(PassOrder):
-            raise unknown_name("pass_order", str(self.pass_order), get_args(PassOrder))
-        if self.recovery not in get_args(RecoveryKind):
-            raise unknown_name("recovery", str(self.recovery), get_args(RecoveryKind))
+        check_fields(self, n_nodes=1, f=0, n0=1, checkpoint_every=0, n_replacements=0, interleave=1)
+        sizes: object = self.first_sizes
+        if not isinstance(sizes, tuple | list) or not all(type(size) is int for size in sizes):
+            raise InputError(f"first_sizes is {sizes!r}; expected numbers of nodes, for example (1, 2, 2)")
         if self.recovery == "reroute" and self.policy == "relaunch":
             raise InputError("recovery is 'reroute' and policy 'relaunch'; expected stop or degrade")
         if self.recovery == "reroute" and self.interleave > 1:
@@ -664,6 +672,14 @@ def train_resilient(
     WorkerError
         A node failed for another reason than a loss.
     """
+    for name, value, kind in (
+        ("job", job, ChainJob),
+        ("profile", profile, ModelProfile),
+        ("options", options, LiveOptions),
+    ):
+        if not isinstance(value, kind):
+            raise InputError(f"{name} is {value!r}; expected a {kind.__name__}")
+    check_whole("iterations", iterations, 0)
     launcher = launcher or LocalLauncher()
     check_gpus(launcher, options.n_nodes)
     folder = Path(run_dir).resolve()
@@ -848,10 +864,10 @@ class _Run:
             coordinator.stop(self.notice)
         try:
             coordinator.run()
-        except InsufficientNodes as error:
+        except (InsufficientNodes, StateLost) as error:
             # A notice may reach the nodes first; then all of them leave, and the run has not failed.
             if not self.notice or self.protocol.saved != self.protocol.step:
-                raise self._at_start(error) from None
+                raise self._explained(error) from None
         finally:
             self._write()
         if self.notice and self.protocol.step < self.protocol.end:
@@ -859,11 +875,14 @@ class _Run:
             self._take_event(Event("stopped", time.monotonic(), None, stopped))
         return self._result()
 
-    def _at_start(self, error: InsufficientNodes) -> Exception:
-        """Return the report of a process that ended before a plan was made, else the error itself."""
+    def _explained(self, error: InsufficientNodes | StateLost) -> Exception:
+        """Return the report of a process that ended before a plan was made, else the error with a report."""
         directory = RunDirectory(self.launch.run_dir)
-        for node in range(self.options.n_nodes if self.protocol.plan is None else 0):
+        for node in range(self.options.n_nodes):
             kind, _, text = ((directory.error(node) or {}).get("error") or "").partition(": ")
+            if kind and self.protocol.plan is not None:
+                error.args = (f"{error}; node {node} ended: {kind}: {text}",)
+                return error
             if kind:
                 is_input = issubclass(getattr(errors, kind, Exception), InputError)
                 message = f"node {node} ended at the start: {text if is_input else f'{kind}: {text}'}"

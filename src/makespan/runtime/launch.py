@@ -667,7 +667,9 @@ def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> 
 
 
 def check_gpus(launcher: Launcher, n_processes: int) -> None:
-    """Check that each process has a GPU, if the launcher uses GPUs; an `InputError` has their number."""
+    """Check that each process has a GPU, if the launcher uses GPUs; an `InputError` says what is wrong."""
+    if not hasattr(launcher, "n_devices"):
+        raise InputError(f"launcher is {launcher!r}; expected a launcher, such as LocalLauncher()")
     if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
         problem = f"device {launcher.device}: {n_processes} process(es), but found {n_devices} GPU(s)"
         source = (

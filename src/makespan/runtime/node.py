@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
+from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError, raised_in
 from makespan.files import read_json
 from makespan.runtime import protocol as tasks
 from makespan.runtime.forkserver import is_readable
@@ -378,6 +378,8 @@ class _Node:
         except Exception as error:  # noqa: BLE001 - the coordinator decides whether it ends the run
             text = f"{type(error).__name__}: {error}"
             _log.warning("%s", text if isinstance(error, TrainingError) else traceback.format_exc())
+            if place := raised_in(error.__traceback__):
+                text = f"{text} ({place})"
             if isinstance(error, InputError):
                 text, cause = str(error), Cause.INPUT
             elif isinstance(error, CheckpointError) or not isinstance(error, TrainingError):

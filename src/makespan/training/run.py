@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import ConfigDict, TypeAdapter
 
 from makespan.cleanup import temporary_directory
-from makespan.errors import CheckpointError, InfeasiblePlanError, InputError
+from makespan.errors import CheckpointError, InfeasiblePlanError, InputError, check_fields
 from makespan.plans import ExecutionPlan
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training.zoo import SmallModel
@@ -66,9 +66,7 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= {least}")
+        check_fields(self, steps=1, seed=0, data_seed=0, warmup_steps=0, checkpoint_every=0)
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate is {self.learning_rate}; expected a number > 0")
         if not self.weight_decay >= 0:
