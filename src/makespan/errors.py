@@ -6,6 +6,7 @@ A message says what was found, what is accepted, and where.
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from numbers import Integral
 from pathlib import Path
 from types import NoneType, TracebackType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -132,6 +133,7 @@ def cell_error(where: str, row: int, column: str, found: object, accepted: str) 
 
 _KINDS: dict[Any, str] = {
     int: "a whole number",
+    Integral: "a whole number",  # of NumPy, too
     float: "a number",
     str: "a text",
     bool: "True or False",
@@ -155,15 +157,20 @@ def check_fields(record: Any, **least: int) -> None:
     """
     hints = get_type_hints(type(record))
     for name in (field.name for field in fields(record)):
-        value, hint = getattr(record, name), hints[name]
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = tuple(get_origin(kind) or kind for kind in kinds)
-        if kinds == (Literal,) and value not in get_args(hint):
-            raise unknown_name(name, value, get_args(hint))
-        if name in least and not (value is None and NoneType in kinds):
+        value = getattr(record, name)
+        if name in least and not (value is None and NoneType in get_args(hints[name])):
             check_whole(name, value, least[name])
-        if _KINDS.keys() >= set(kinds) and not any(_is_kind(value, kind) for kind in kinds):
-            raise InputError(f"{name} is {value!r}; expected {' or '.join(_KINDS[kind] for kind in kinds)}")
+        check_kind(name, value, hints[name])
+
+
+def check_kind(name: str, value: object, hint: Any, error: type[MakespanError] = InputError) -> None:
+    """Reject a value that is of none of the kinds of an annotation; those of other kinds are not checked."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = tuple(get_origin(kind) or kind for kind in kinds)
+    if kinds == (Literal,) and value not in get_args(hint):
+        raise unknown_name(name, value, get_args(hint))
+    if _KINDS.keys() >= set(kinds) and not any(_is_kind(value, kind) for kind in kinds):
+        raise error(f"{name} is {value!r}; expected {' or '.join(_KINDS[kind] for kind in kinds)}")
 
 
 def _is_kind(value: object, kind: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from makespan.slapo import (
     ArgumentError,
     BuildError,
+    KindError,
     ShardError,
     build,
     create_schedule,
@@ -109,6 +110,21 @@ def test_half_sharded_ties_are_refused_or_told():
     with pytest.raises(RuntimeError, match=r"'words.weight' and 'head.weight' were one parameter"):
         check_complete(sch, "error")
     assert len(warned(sch, "warn")) == 1
+
+
+def test_arguments_of_other_kinds_are_refused():
+    sch = create_schedule(Model())
+    for options, text in (
+        ({"init_weights": "normal"}, "init_weights is 'normal'; expected True or False or a function"),
+        ({"check": "no"}, "check is 'no'; expected True or False"),
+        ({"seed": "1"}, "seed is '1'; expected a whole number or None"),
+    ):
+        with pytest.raises(KindError, match=text):
+            build(sch, **options)
+    with pytest.raises(ArgumentError, match="build: device is 'gpu'; expected one of torch, such as 'cpu'"):
+        build(sch, device="gpu")
+    with pytest.raises(KindError, match="create_schedule: group is 2; expected a process group or None"):
+        create_schedule(Model(), group=2)
 
 
 def test_calls_of_build_are_checked():

@@ -298,6 +298,11 @@ def test_what_cannot_be_realised_is_refused_before_the_model_runs(plan, message)
         apply_plan(Once(), plan)
 
 
+def test_plans_that_are_no_text_are_refused():
+    with pytest.raises(PlanError, match="plan is 2; expected a text such as 'tp2 pp2', a Layout or an"):
+        apply_plan(nn.Linear(2, 2), 2, None)
+
+
 def test_texts_that_are_no_plan_are_refused():
     with pytest.raises(NotationError, match=r"layout 'tp2 fp8': 'fp8' is not understood.*or three degrees"):
         apply_plan(Once(), "tp2 fp8")

@@ -429,6 +429,21 @@ def test_inputs_that_cannot_be_passed_are_refused_before_the_block(inputs, messa
         raise AssertionError("the block ran")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"eval_mode": "train"}, "Verify of '': eval_mode is 'train'; expected True or False or None"),
+        ({"enable": "no"}, "enable is 'no'; expected True or False"),
+        ({"rtol": "1e-3"}, "rtol is '1e-3'; expected a number or None"),
+        ({"loss_fn": 3}, "loss_fn is 3; expected a function or None"),
+        ({"device": "gpu"}, "Verify of '': device is 'gpu'; expected one of torch, such as 'cpu'"),
+    ],
+)
+def test_options_of_other_kinds_are_refused_before_the_block(option, message):
+    with pytest.raises((KindError, ArgumentError), match=message):
+        Verify(create_schedule(net()), batch(), **option)
+
+
 def test_gradients_of_inputs_that_are_never_trained_may_be_left_out():
     inputs = (batch(), torch.tensor(2.0))
 

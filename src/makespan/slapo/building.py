@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from makespan.slapo.errors import ArgumentError, BuildError, warn
+from makespan.errors import check_kind
+from makespan.slapo.errors import ArgumentError, BuildError, KindError, check_device, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, gather_over, sharding_of
 from makespan.slapo.pipelining import build_pipeline, check_order, own_stages, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
@@ -536,6 +538,8 @@ def build(
     ------
     ArgumentError
         A target, option or mesh is rejected; also a `ValueError`.
+    KindError
+        An argument is of another kind; also a `TypeError`.
     BuildError
         The schedule is not complete, or differs between processes, or so do parameters that they hold whole;
         also a `RuntimeError`.
@@ -544,10 +548,17 @@ def build(
     ----------
     Slapo, section 3.4, the framework dialects that a schedule is built for.
     """
-    target = target or "eager"
-    runtime = TARGETS.get(target)
-    if runtime is None:
+    target = "eager" if target is None else target
+    if target not in tuple(TARGETS):
         raise ArgumentError(f"build: target is {target!r}; expected None or one of {', '.join(TARGETS)}")
+    runtime = TARGETS[target]
+    kinds: dict[str, tuple[object, Any]] = {
+        "init_weights": (init_weights, bool | Callable), "check": (check, bool),
+        "seed": (seed, Integral | None), "reinitialise": (reinitialise, bool),
+    }  # fmt: skip
+    for name, (value, kind) in kinds.items():
+        check_kind(f"build: {name}", value, kind, KindError)
+    check_device("build: ", device)
     if ties not in ("error", "warn"):
         raise ArgumentError(f"build: ties is {ties!r}; expected 'error' or 'warn'")
     if sch.parent is not None:

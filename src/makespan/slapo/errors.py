@@ -54,6 +54,16 @@ class KindError(ScheduleError, TypeError):
     """An argument has the wrong kind, is missing or superfluous."""
 
 
+def check_device(where: str, device: Any) -> None:
+    """Reject a device that torch does not know; the text ``where`` begins the message."""
+    import torch
+
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(f"{where}device is {device!r}; expected one of torch, such as 'cpu'") from None
+
+
 class ConflictError(ScheduleError, RuntimeError):
     """A primitive contradicts an earlier one; the message quotes it."""
 

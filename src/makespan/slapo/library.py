@@ -328,7 +328,7 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     ----------
     Slapo, section 5, the schedules behind the end-to-end results.
     """
-    if family not in SCHEDULES:
+    if family not in tuple(SCHEDULES):
         raise ArgumentError(
             f"apply_schedule: unknown family {family!r}; expected one of {', '.join(SCHEDULES)}"
         )

@@ -115,6 +115,8 @@ def read_division(plan: Plan) -> Division:
     """
     if isinstance(plan, str):
         plan = _read(plan)
+    if not isinstance(plan, Layout | ExecutionPlan):
+        raise PlanError(f"plan is {plan!r}; expected a text such as 'tp2 pp2', a Layout or an ExecutionPlan")
     return _of_layout(plan) if isinstance(plan, Layout) else _of_execution_plan(plan)
 
 

@@ -932,7 +932,7 @@ def create_schedule(
     Raises
     ------
     KindError
-        ``root`` is not a module; also a `TypeError`.
+        ``root`` is not a module, or a group is none; also a `TypeError`.
     PathError
         ``parent`` has no such module of that name; also a `KeyError`.
 
@@ -942,6 +942,10 @@ def create_schedule(
     """
     if not isinstance(root, nn.Module):
         raise KindError(f"create_schedule got {type(root).__name__}; expected a torch.nn.Module")
+    groups: dict[str, object] = {"group": group, "context_group": context_group, "expert_group": expert_group}
+    for which, processes in groups.items():
+        if not isinstance(processes, dist.ProcessGroup | None):
+            raise KindError(f"create_schedule: {which} is {processes!r}; expected a process group or None")
     if parent is not None:
         parent.rebuild()
         if (

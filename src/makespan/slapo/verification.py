@@ -11,19 +11,21 @@ reach the same collectives. The user's model, its modes and its random generator
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Integral
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
+from makespan.errors import check_kind
 from makespan.notebook import text_html
 from makespan.slapo.comparison import GRADIENT, OUTPUT, Comparison, Divergence, numbered, tolerance_for
-from makespan.slapo.errors import ArgumentError, VerificationError, short_repr
+from makespan.slapo.errors import ArgumentError, KindError, VerificationError, check_device, short_repr
 from makespan.slapo.layered import LayerPasses, NoLayersError
 from makespan.slapo.layouts import Ranks, broadcast_object, gather_over
 from makespan.slapo.passes import (
@@ -235,6 +237,18 @@ class Verify:
         seed: int = 0,
         by_layers: bool = False,
     ) -> None:
+        if not isinstance(sch, Schedule):
+            raise KindError(f"Verify got {type(sch).__name__}; expected a Schedule")
+        where = f"Verify of {sch.path!r}: "
+        kinds: dict[str, tuple[object, Any]] = {
+            "eval_mode": (eval_mode, bool | None), "check_grad": (check_grad, bool),
+            "rtol": (rtol, float | None), "atol": (atol, float | None),
+            "loss_fn": (loss_fn, Callable | None), "enable": (enable, bool), "seed": (seed, Integral),
+            "by_layers": (by_layers, bool),
+        }  # fmt: skip
+        for name, (value, kind) in kinds.items():
+            check_kind(f"{where}{name}", value, kind, KindError)
+        check_device(where, device)
         for name, limit in (("rtol", rtol), ("atol", atol)):
             if limit is not None and not limit >= 0:
                 raise ArgumentError(
