@@ -4,7 +4,7 @@ A message says what was found, what is accepted, and where.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
@@ -140,6 +140,7 @@ _KINDS: dict[Any, str] = {
     NoneType: "None",
     Callable: "a function",
     Mapping: "a dictionary",
+    Sequence: "a list",
 }
 
 
@@ -152,7 +153,7 @@ def check_whole(name: str, value: object, least: int) -> None:
 def check_fields(record: Any, **least: int) -> None:
     """Reject values of other kinds than the fields of a dataclass declare.
 
-    Numbers, texts, switches, choices, functions and dictionaries are checked; True is no number.
+    Numbers, texts, switches, choices, functions, lists and dictionaries are checked; True is no number.
     ``least`` has the least value of whole numbers, by field.
     """
     hints = get_type_hints(type(record))
@@ -174,7 +175,7 @@ def check_kind(name: str, value: object, hint: Any, error: type[MakespanError] =
 
 
 def _is_kind(value: object, kind: Any) -> bool:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (kind is Sequence and isinstance(value, str)):
         return kind is bool
     return isinstance(value, int | float if kind is float else kind)
 

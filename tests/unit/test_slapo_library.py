@@ -188,6 +188,8 @@ def test_parameters_get_the_type_that_is_asked_for(dtype):
             {"compiler": "tvm", "fuse": True},
             "'bert.encoder.layer.0.intermediate': compiler is 'tvm'; expected",
         ),
+        ({"fuse": "no"}, "apply_schedule: fuse is 'no'; expected True or False"),
+        ({"pipeline_cuts": 2.5}, "apply_schedule: pipeline_cuts is 2.5; expected a whole number or a list"),
     ],
 )
 def test_options_that_are_not_accepted_are_refused(options, message):

@@ -503,8 +503,28 @@ def test_points_that_run_together_give_the_history_of_points_in_turn(strategy, o
     ]
     assert found[0] == found[1] == found[2]
     assert len({file.read_bytes() for file in files}) == 1
-    with pytest.raises(InputError, match="workers is 0; expected at least 1"):
+    with pytest.raises(InputError, match="workers is 0; expected a whole number >= 1"):
         tune(batches, odd, strategy, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0}, "budget is 0; expected a whole number >= 1"),
+        ({"patience": "2"}, "patience is '2'; expected a whole number >= 1"),
+        ({"on_fail": "halt"}, "unknown on_fail 'halt'; expected skip, stop-all, stop-symbol"),
+        ({"strategy": None}, "strategy is None; expected one of .*frontier.*, or a Strategy"),
+        ({"eval_fn": 3}, "eval_fn is 3; expected a function"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_before_a_point_is_evaluated(options, message):
+    with pytest.raises(InputError, match=message):
+        tune(**({"space_fn": batches, "eval_fn": memory, "strategy": "exhaustive"} | options))
+
+
+def test_corners_that_are_no_numbers_are_refused():
+    with pytest.raises(InputError, match=r"the vertices \(\(nan, 0\), .*; expected finite numbers"):
+        Polygon("x", "y", ((float("nan"), 0), (1, 2), (3, 4)))
 
 
 def test_points_of_a_list_run_at_the_same_time():

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from makespan.cli import main
 from makespan.errors import InputError
+from makespan.profiling.own import process_number
 from makespan.user_code import load_file
 
 FILE = """
@@ -81,3 +82,9 @@ def test_a_training_step_may_be_built_by_a_module_beside_its_file(folders, monke
     done = CliRunner().invoke(main, ["profile", "steps.py:make", "--seq", "8", "--batch", "1"])
     assert done.exit_code == 0, done.output
     assert (folders[0] / "profile" / "measured.csv").exists()
+
+
+def test_numbers_of_processes_that_are_none_are_named(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(InputError, match="WORLD_SIZE is 'two' in the environment; expected a number"):
+        process_number("WORLD_SIZE", unset=1)

@@ -1,7 +1,6 @@
 """The verbs ``profile`` and ``live``: measure small workloads, and train them under a policy."""
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +48,7 @@ from makespan.profiling import (
     profiling_launcher,
     rate_runs,
 )
+from makespan.profiling.own import process_number
 from makespan.runtime import held_directory
 from makespan.sim import RECOVERY_KINDS, ClusterView, Event, EventKind, RecoveryKind
 from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, THROUGHPUT, parse_csv, write_csv
@@ -166,7 +166,7 @@ def profile_command(
     )  # fmt: skip
     if own is not None:
         # A synchronous step takes all processes of torchrun as long; the first one reports.
-        is_first = int(os.environ.get("RANK", "0")) == 0
+        is_first = process_number("RANK", unset=0) == 0
         written_to = output / "measured.csv"
         earlier = _measured_before(written_to) if is_first else None
         if earlier is not None and not is_quiet():

@@ -569,10 +569,10 @@ class LiveOptions:
                 f"zero_stage is {stage!r}; expected 0, or 1 to divide the optimizer state; "
                 "gradients (2) and weights (3) of a stage are whole in each of its nodes"
             )
-        check_fields(self, n_nodes=1, f=0, n0=1, checkpoint_every=0, n_replacements=0, interleave=1)
         sizes: object = self.first_sizes
         if not isinstance(sizes, tuple | list) or not all(type(size) is int for size in sizes):
             raise InputError(f"first_sizes is {sizes!r}; expected numbers of nodes, for example (1, 2, 2)")
+        check_fields(self, n_nodes=1, f=0, n0=1, checkpoint_every=0, n_replacements=0, interleave=1)
         if self.recovery == "reroute" and self.policy == "relaunch":
             raise InputError("recovery is 'reroute' and policy 'relaunch'; expected stop or degrade")
         if self.recovery == "reroute" and self.interleave > 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from makespan.errors import InputError
 from makespan.profiling.profile import Procedure
-from makespan.units import GIB
+from makespan.units import GIB, whole
 from makespan.user_code import explained, load_file, user_file
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ def load_make_step(reference: str) -> tuple[MakeStep, str]:
         found = "no function" if make is None else f"{type(make).__name__}"
         raise InputError(f"{path}: {found} {name!r}; expected a function of layout, seq and batch")
     return make, str(Path(path).resolve())
+
+
+def process_number(variable: str, unset: int) -> int:
+    """Return the number that torchrun gives a process in a variable; an `InputError` says if it is none."""
+    text = os.environ.get(variable, str(unset))
+    if (number := whole(text)) is None:
+        raise InputError(f"{variable} is {text!r} in the environment; expected a number, as torchrun sets it")
+    return number
 
 
 def measure_own(
@@ -81,7 +89,7 @@ def measure_own(
 
     from makespan.planning import parse_layout
 
-    n_gpus = int(os.environ.get("WORLD_SIZE", "1"))
+    n_gpus = process_number("WORLD_SIZE", unset=1)
     parsed = [parse_layout(text, n_gpus) for text in layouts]
     for layout in parsed:
         layout.microbatches(batch)

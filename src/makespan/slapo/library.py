@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree  # there is no public name for it
 
+from makespan.errors import check_kind
 from makespan.slapo.errors import (
     ArgumentError,
     KindError,
@@ -95,6 +96,8 @@ class ScheduleOptions:
         ratio: Any = chosen.ckpt_ratio
         if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
             raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; expected a number from 0 to 1")
+        for name, kind in get_type_hints(cls).items():
+            check_kind(f"apply_schedule: {name}", getattr(chosen, name), kind, ArgumentError)
         return chosen
 
     @property

@@ -9,7 +9,7 @@ import math
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -141,7 +141,8 @@ def checked_call(model: nn.Module, call: Call, path: str, wanting: Sequence[str]
         if parameter.kind is not parameter.VAR_POSITIONAL
     ]
     names = tuple([*known, *map(str, range(len(call.args)))][: len(call.args)])
-    if isinstance(wanting, str) or (wanting is not None and set(wanting) - {*names, *call.kwargs}):
+    is_list = isinstance(wanting, Collection) and not isinstance(wanting, str)
+    if wanting is not None and not (is_list and set(wanting) <= {*names, *call.kwargs}):
         known_names = ", ".join([*names, *call.kwargs])
         raise ArgumentError(
             f"Verify of {path!r}: input_grads is {wanting!r}; expected names among {known_names}"

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable,
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from makespan.errors import InputError, MakespanError, TraceError, unknown_name
+from makespan.errors import InputError, MakespanError, TraceError, check_kind, check_whole, unknown_name
 from makespan.files import read_bytes
 
 # --- Spaces ---
@@ -193,6 +194,8 @@ class Polygon:
     def __post_init__(self) -> None:
         if len(self.vertices) < 3:
             raise InputError(f"a polygon has {len(self.vertices)} vertices; expected at least three")
+        if not all(math.isfinite(number) for corner in self.vertices for number in corner):
+            raise InputError(f"a polygon has the vertices {self.vertices}; expected finite numbers")
 
     def __call__(self, point: Point) -> bool:
         """Return True if a point of the space is inside or on the border."""
@@ -680,14 +683,23 @@ def tune(
     After the auto-tuner of Slapo (ASPLOS 2024): non-rectangular spaces, coordinate descent, and running out
     of memory as a normal result. The frontier is an addition.
     """
+    for name, value, kind in (
+        ("space_fn", space_fn, Callable), ("eval_fn", eval_fn, Callable), ("seed", seed, Integral),
+        ("on_fail", on_fail, OnFail),
+    ):  # fmt: skip
+        check_kind(name, value, kind)
+    for name, number, least in (("budget", budget, 1), ("patience", patience, 1), ("repeats", repeats, 0)):
+        if number is not None:
+            check_whole(name, number, least)
+    chosen: object = strategy_named(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, Strategy):
+        raise InputError(f"strategy is {chosen!r}; expected one of {', '.join(STRATEGIES)}, or a Strategy")
     points = Space(space_fn).enumerate()
     if not points:
         raise InputError("the space has no points")
-    chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
     store = None if db is None else Database(db)
     known = {} if store is None else store.known(points)
-    if workers < 1:
-        raise InputError(f"workers is {workers}; expected at least 1")
+    check_whole("workers", workers, 1)
     run = _SearchRun(eval_fn, store, dict(known), on_fail, workers, precision)
     stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
     spread = run.repeat(repeats)
