@@ -471,6 +471,30 @@ def test_a_directory_of_a_live_run_is_refused_to_another_run(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["work", "lock"]
 
 
+def test_a_directory_with_other_files_is_refused_because_it_is_removed_at_the_end(tmp_path):
+    (tmp_path / "profile.jsonl").touch()
+    (tmp_path / ".state-1.json").touch()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(
+        InputError, match=r"thesis\.tex is no file of a live run, whose directory is removed at"
+    ):
+        live.live_experiment(policy("fifo"), "live-smoke", tmp_path)
+
+
+def test_a_setting_of_something_else_is_refused(tmp_path):
+    (tmp_path / "setting.json").write_text('{"a": 1}')
+    with pytest.raises(InputError, match=r"setting.json: is no setting of a live run \(KeyError\('jobs'\)\)"):
+        live.LiveSetting.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "option", [{"n_slots": "2"}, {"n_slots": 0}, {"seed": 1.5}, {"decision_limit_s": "1"}]
+)
+def test_options_of_a_live_run_of_other_kinds_are_refused(tmp_path, option):
+    with pytest.raises(InputError, match=f"{next(iter(option))} is .*; expected a"):
+        live.live_experiment(policy("fifo"), "live-smoke", tmp_path, **option)
+
+
 def test_devices_of_a_live_node_cannot_be_withdrawn(tmp_path):
     event = NodeEvent(3.0, 0, "withdrawn", 1)
     with pytest.raises(

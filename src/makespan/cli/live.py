@@ -377,7 +377,8 @@ class _EventLines:
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
-    help="Directory of state and checkpoints, removed at the end; an interrupted run resumes from it. "
+    help="Directory of state and checkpoints and nothing else, removed at the end; an interrupted run "
+    "resumes from it. "
     "[default: OUTPUT/live-POLICY]",
 )
 @decision_limit_option

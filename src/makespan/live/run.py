@@ -21,7 +21,7 @@ import pandas as pd
 from makespan.cleanup import temporary_directory
 from makespan.easyscale import ElasticTrainer
 from makespan.easyscale.trainer import RunFolder
-from makespan.errors import InputError
+from makespan.errors import InputError, check_kind, check_whole
 from makespan.files import read_json, read_text, write_text
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.live.elastic import (
@@ -889,6 +889,11 @@ def _listed(slots: Slots) -> str:
 
 _STATE = "state.json"
 _PREDICTION = "prediction.json"
+_FILES = {
+    "lock", "setting.json", "profile.jsonl", "profile.jsonl.old", "profile-again.jsonl",
+    "profile-again.jsonl.old", _STATE, _PREDICTION, "jobs",
+}  # fmt: skip
+"""Names in the directory of a live run."""
 
 
 def run_live(
@@ -972,7 +977,7 @@ def live_experiment(
         restart, jobs are elastic: as many logical workers as the largest request of the workload has slots
         train their batch, under plans of data parallelism alone.
     directory
-        Directory of measurements, state and checkpoints; removed at the end.
+        Directory of measurements, state and checkpoints; removed at the end. It must hold nothing else.
     launcher, device
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
     observe, tell, progress
@@ -984,11 +989,25 @@ def live_experiment(
     Raises
     ------
     InputError, WorkerError
-        Another run is active in the directory, the interrupted run has other inputs, a name is unknown, or
-        nodes are to fail in a way or in a place where they cannot; the processes of a job crashed several
-        times without progress.
+        The directory holds other files, another run is active there, the interrupted run has other inputs, a
+        name is unknown, or nodes are to fail in a way or in a place where they cannot; the processes of a job
+        crashed several times without progress.
     """
     check_policy(policy)
+    for name, number, least in (("n_slots", n_slots, 1), ("n_nodes", n_nodes, 1), ("seed", seed, 0)):
+        check_whole(name, number, least)
+    check_kind("decision_limit_s", decision_limit_s, float | None)
+    if not isinstance(directory, str | Path):
+        raise InputError(f"directory is {directory!r}; expected a path")
+    directory = Path(directory)
+    temporary = tuple(f".{name.partition('.')[0]}-" for name in _FILES)
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        # The directory is removed at the end.
+        if path.name not in _FILES and not path.name.startswith(temporary):
+            raise InputError(
+                f"{directory}: {path.name} is no file of a live run, whose directory is removed at its end; "
+                "expected a directory of its own"
+            )
     check_live_recovery(recovery, launcher, device)
     if launcher != "local" and (n_nodes > 1 or failures is not None):
         raise InputError(

@@ -218,13 +218,20 @@ class LiveSetting:
         values: dict[str, Any] | None = read_json(path)
         if values is None:
             return None
-        values["jobs"] = tuple(JobSpec(**job) for job in values["jobs"])
-        values["node_events"] = tuple(NodeEvent(**event) for event in values.get("node_events", ()))
-        values["tables"] = {
-            key: THROUGHPUT.validate(pd.DataFrame(table["data"], columns=table["columns"]), where=str(path))
-            for key, table in values["tables"].items()
-        }
-        return cls(**values)
+        try:
+            values["jobs"] = tuple(JobSpec(**job) for job in values["jobs"])
+            values["node_events"] = tuple(NodeEvent(**event) for event in values.get("node_events", ()))
+            values["tables"] = {
+                key: THROUGHPUT.validate(
+                    pd.DataFrame(table["data"], columns=table["columns"]), where=str(path)
+                )
+                for key, table in values["tables"].items()
+            }
+            return cls(**values)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(
+                f"{path}: is no setting of a live run ({error!r}); use another directory"
+            ) from None
 
     def scaled_delays(self) -> RestartDelays:
         """Return the restart delays as policies see them."""
