@@ -19,9 +19,9 @@ from elastic_job import BITS, JOB, OWN, bits, trainer
 from makespan.cli import main
 from makespan.easyscale import ElasticTrainer, export_model, request_change, run_together
 from makespan.easyscale.job import ElasticJob
-from makespan.easyscale.trainer import ELASTIC_STEPS, _suspended_by_signals, with_determinism_level
+from makespan.easyscale.trainer import ELASTIC_STEPS, RunFolder, _suspended_by_signals, with_determinism_level
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
-from makespan.runtime import checkpoints as _checkpoints
+from makespan.runtime import Checkpoint, checkpoints as _checkpoints
 from makespan.tables import read_csv
 from makespan.training import weights
 
@@ -545,6 +545,24 @@ def test_a_directory_belongs_to_one_run(straight, copied, tmp_path):
         ours.request("0/1")
     with ours.folder.hold(), pytest.raises(InputError, match="devices is A,B, several types under D1"):
         ours.request(devices="A,B")
+
+
+def test_what_only_the_end_of_a_run_would_find_is_refused_before_it_trains(copied, monkeypatch):
+    monkeypatch.setattr("makespan.easyscale.trainer._launch", lambda runs, options: pytest.fail("it trains"))
+    (copied / "steps.csv").unlink()
+    (copied / "steps.csv").mkdir()
+    with pytest.raises(InputError, match=r"steps\.csv: is a directory; expected a file"):
+        trainer(copied).run(STEPS + 1)
+    (copied / "steps.csv").rmdir()
+    record = next((copied / "records").glob("*"))
+    record.write_text("{")
+    with pytest.raises(CheckpointError, match=f"{record.name}: cannot be read as JSON"):
+        trainer(copied).run(STEPS + 1)
+    monkeypatch.setattr(
+        RunFolder, "checkpoint", lambda folder: Checkpoint(copied, 1, 0.0, {"format": 1, "job": {}}, {})
+    )
+    with pytest.raises(CheckpointError, match="is that of another kind of run; expected an elastic run"):
+        trainer(copied).run(STEPS + 1)
 
 
 def test_a_job_is_made_again_of_its_values():

@@ -48,7 +48,7 @@ from makespan.errors import (
     check_whole,
     unknown_name,
 )
-from makespan.files import read_json, write_json
+from makespan.files import check_target, read_json, write_json
 from makespan.notebook import Display, Displayed
 from makespan.runtime import (
     Checkpoint,
@@ -356,6 +356,10 @@ class _ElasticRun:
         if self.done > self.steps:
             raise InputError(f"steps is {self.steps}; expected at least {self.done}, which are already done")
         self.folder.discard_records_after(self.done)
+        for name in (ELASTIC_STEPS.name, RECONFIGURATIONS.name):
+            check_target(self.folder.path / f"{name}.csv")
+        if self.checkpoint is not None:
+            self.folder.write_tables()  # which fails before training if a record is damaged
         self._write_state("running")
 
     def request(self, is_first: bool, gloo_order_dir: Path) -> GenerationRequest:
@@ -849,6 +853,10 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
     values, path = checkpoint.values, checkpoint.path
     if values.get("format") != _FORMAT:
         raise CheckpointError(f"{path}: format is {values.get('format')!r}; expected {_FORMAT}")
+    if "fold" not in values:
+        raise CheckpointError(
+            f"{path}: is that of another kind of run; expected an elastic run, or no checkpoint"
+        )
     saved_job = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
     if differences := job.differences(saved_job):
         raise CheckpointError(f"{path}: belongs to another job; {'; '.join(differences)}")
