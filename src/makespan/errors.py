@@ -141,6 +141,7 @@ _KINDS: dict[Any, str] = {
     Callable: "a function",
     Mapping: "a dictionary",
     Sequence: "a list",
+    Path: "a path",
 }
 
 
@@ -153,7 +154,8 @@ def check_whole(name: str, value: object, least: int) -> None:
 def check_fields(record: Any, **least: int) -> None:
     """Reject values of other kinds than the fields of a dataclass declare.
 
-    Numbers, texts, switches, choices, functions, lists and dictionaries are checked; True is no number.
+    Numbers, texts, switches, choices, functions, lists, dictionaries and paths are checked; True is no
+    number.
     ``least`` has the least value of whole numbers, by field.
     """
     hints = get_type_hints(type(record))

@@ -439,6 +439,7 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
         ({"options": {"model": {"width": object()}}}, "options of model are .*; expected names and plain"),
         ({"options": {"optimizer": {1: 0.1}}}, "options of optimizer are {1: 0.1}; expected names and plain"),
         ({"determinism": None}, "unknown determinism level None; expected D0"),
+        ({"run_dir": None}, "run_dir is None; expected a text or a path"),
         ({"n_worker": 4}, "unknown field of an elastic job 'n_worker'"),
     ],
 )

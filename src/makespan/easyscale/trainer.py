@@ -45,6 +45,7 @@ from makespan.errors import (
     LostWorkerError,
     TrainingError,
     WorkerError,
+    check_kind,
     check_whole,
     unknown_name,
 )
@@ -1002,6 +1003,7 @@ class ElasticTrainer:
         run_dir: str | Path = "run",
         **job: Any,
     ) -> None:
+        check_kind("run_dir", run_dir, str | Path)
         self.job = job_from({"model": model, "optimizer": optimizer, "data": data} | job)
         self.folder = RunFolder(Path(run_dir))
 

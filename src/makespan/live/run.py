@@ -997,8 +997,7 @@ def live_experiment(
     for name, number, least in (("n_slots", n_slots, 1), ("n_nodes", n_nodes, 1), ("seed", seed, 0)):
         check_whole(name, number, least)
     check_kind("decision_limit_s", decision_limit_s, float | None)
-    if not isinstance(directory, str | Path):
-        raise InputError(f"directory is {directory!r}; expected a path")
+    check_kind("directory", directory, str | Path)
     directory = Path(directory)
     temporary = tuple(f".{name.partition('.')[0]}-" for name in _FILES)
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():

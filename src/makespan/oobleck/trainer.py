@@ -26,6 +26,7 @@ from makespan.errors import (
     LostWorkerError,
     WorkerError,
     check_fields,
+    check_kind,
     check_whole,
     unknown_name,
 )
@@ -680,6 +681,7 @@ def train_resilient(
         if not isinstance(value, kind):
             raise InputError(f"{name} is {value!r}; expected a {kind.__name__}")
     check_whole("iterations", iterations, 0)
+    check_kind("run_dir", run_dir, str | Path)
     launcher = launcher or LocalLauncher()
     check_gpus(launcher, options.n_nodes)
     folder = Path(run_dir).resolve()
