@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from makespan.errors import InputError, shown
+from makespan.errors import InputError, MakespanError, shown, unknown_name
 
 _INF = math.inf
 P = ParamSpec("P")
@@ -88,11 +88,27 @@ def check_fields(
                 raise error(f"{_place(record, where)}{name} is {shown(value)}; expected {what}{bound}")
 
 
-def check_range(name: str, value: int, least: int = 0, most: int | None = None) -> None:
-    """Raise an `InputError` if a whole number is out of range."""
-    if value < least or (most is not None and value > most):
+def check_choices(record: object) -> None:
+    """Raise an `UnknownNameError` if a field is none of the values that its annotation lists."""
+    for name, annotation in get_type_hints(type(record)).items():
+        if get_origin(annotation) is Literal:
+            check_kind(name, getattr(record, name), annotation)
+
+
+def check_range(name: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """Return an argument as a whole number; raise an `InputError` if it is none, or out of range."""
+    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if number is None or number < least or (most is not None and number > most):
         accepted = f" >= {least}" if most is None else f", {least} to {most:,}"
         raise InputError(f"{name} is {shown(value)}; expected a whole number{accepted}")
+    return number
+
+
+def check_kind(name: str, value: Any, annotation: Any, error: type[MakespanError] = InputError) -> Any:
+    """Return an argument as its annotation allows it; raise an ``error`` if it does not."""
+    if get_origin(annotation) is Literal and value not in (accepted := get_args(annotation)):
+        raise unknown_name(name, value, accepted)
+    return _checked({name: _kind(annotation)}, name, value, "", error)
 
 
 def _place(record: object, where: str | None) -> str:
@@ -101,7 +117,7 @@ def _place(record: object, where: str | None) -> str:
 
 
 def _checked(
-    kinds: Mapping[str, _Kind], name: str, value: Any, place: str, error: type[InputError] = InputError
+    kinds: Mapping[str, _Kind], name: str, value: Any, place: str, error: type[MakespanError] = InputError
 ) -> Any:
     kind = kinds.get(name, _ANY)
     if type(value) in kind.exact:
@@ -173,6 +189,8 @@ _PLAIN = {
 
 
 def _kind(annotation: Any) -> _Kind:
+    if annotation in (Any, object):
+        return _ANY
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -182,7 +200,7 @@ def _kind(annotation: Any) -> _Kind:
         return _any_of([_kind(part) for part in parts])
     if origin in (Mapping, dict):
         return _mapping(*map(_kind, parts))
-    if origin is Callable:
+    if Callable in (origin, annotation):
         return _Kind(frozenset(), lambda value: value if callable(value) else _refuse(value), "a function")
     if origin is tuple and ... not in parts:
         return _row([_kind(part) for part in parts])

@@ -4,12 +4,9 @@ A message says what was found, what is accepted, and where.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from numbers import Integral
+from collections.abc import Iterable
 from pathlib import Path
-from types import NoneType, TracebackType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import TracebackType
 
 _MOST_LETTERS, _MOST_LINES = 1_000, 100
 
@@ -129,57 +126,6 @@ def unknown_name(kind: str, found: object, accepted: Iterable[str]) -> UnknownNa
 def cell_error(where: str, row: int, column: str, found: object, accepted: str) -> TraceError:
     """Build the error for one cell of a table: file or producer, data row counted from 1, column, value."""
     return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; expected {accepted}")
-
-
-_KINDS: dict[Any, str] = {
-    int: "a whole number",
-    Integral: "a whole number",  # of NumPy, too
-    float: "a number",
-    str: "a text",
-    bool: "True or False",
-    NoneType: "None",
-    Callable: "a function",
-    Mapping: "a dictionary",
-    Sequence: "a list",
-    Path: "a path",
-}
-
-
-def check_whole(name: str, value: object, least: int) -> None:
-    """Reject an argument that is no whole number, as True is none, or less than ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name} is {value!r}; expected {_KINDS[int]} >= {least}")
-
-
-def check_fields(record: Any, **least: int) -> None:
-    """Reject values of other kinds than the fields of a dataclass declare.
-
-    Numbers, texts, switches, choices, functions, lists, dictionaries and paths are checked; True is no
-    number.
-    ``least`` has the least value of whole numbers, by field.
-    """
-    hints = get_type_hints(type(record))
-    for name in (field.name for field in fields(record)):
-        value = getattr(record, name)
-        if name in least and not (value is None and NoneType in get_args(hints[name])):
-            check_whole(name, value, least[name])
-        check_kind(name, value, hints[name])
-
-
-def check_kind(name: str, value: object, hint: Any, error: type[MakespanError] = InputError) -> None:
-    """Reject a value that is of none of the kinds of an annotation; those of other kinds are not checked."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kinds = tuple(get_origin(kind) or kind for kind in kinds)
-    if kinds == (Literal,) and value not in get_args(hint):
-        raise unknown_name(name, value, get_args(hint))
-    if _KINDS.keys() >= set(kinds) and not any(_is_kind(value, kind) for kind in kinds):
-        raise error(f"{name} is {value!r}; expected {' or '.join(_KINDS[kind] for kind in kinds)}")
-
-
-def _is_kind(value: object, kind: Any) -> bool:
-    if isinstance(value, bool) or (kind is Sequence and isinstance(value, str)):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
 
 
 def short_path(path: str | Path) -> str:

@@ -126,10 +126,15 @@ def test_a_gang_has_a_gpu_for_each_logical_worker_or_all_there_are():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"home": "a40-48"}, {"mini_batches": 0.0}, {"micro_batch_s": ((V100, 0.0),)}]
+    ("wrong", "told"),
+    [
+        ({"home": "a40-48"}, "expected positive times, one on the home type"),
+        ({"mini_batches": 0.0}, "mini_batches is 0.0; expected a number above 0"),
+        ({"micro_batch_s": ((V100, 0.0),)}, "expected positive times, one on the home type"),
+    ],
 )
-def test_a_kind_of_job_is_checked(wrong):
-    with pytest.raises(InputError, match="expected positive times, one on the home type"):
+def test_a_kind_of_job_is_checked(wrong, told):
+    with pytest.raises(InputError, match=told):
         kind(**wrong)
 
 

@@ -260,12 +260,12 @@ def test_stages_for_which_there_are_no_layers_or_nodes_are_refused(n_layers, n_n
     ("options", "message"),
     [
         ({"interleave": 0}, "interleave is 0; expected a whole number >= 1"),
-        ({"f": True}, "f is True; expected a whole number >= 0"),
+        ({"f": True}, "f is True; expected a whole number"),
         ({"policy": "halt"}, "unknown policy 'halt'; expected degrade, relaunch, stop"),
         ({"template_set": None}, "unknown template_set None; expected full, minimal"),
         ({"resume": "no"}, "resume is 'no'; expected True or False"),
         ({"hang_s": "10"}, "hang_s is '10'; expected a number"),
-        ({"first_sizes": "1,2"}, "first_sizes is '1,2'; expected numbers of nodes, for example"),
+        ({"first_sizes": "1,2"}, "first_sizes is '1,2'; expected a list, each a whole number"),
         (
             {"interleave": 2, "recovery": "reroute"},
             "recovery is 'reroute' and interleave 2; expected 1 stage",

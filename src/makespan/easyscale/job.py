@@ -14,8 +14,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from makespan.arguments import check_fields, check_range
 from makespan.easyscale.kernels import KERNEL_SETS, LEVELS, DeterminismLevel, process_options
-from makespan.errors import InputError, check_fields, check_whole, unknown_name
+from makespan.errors import InputError, unknown_name
 from makespan.files import is_plain
 from makespan.lazy import parse_source
 from makespan.runtime import Launcher, ProcessOptions
@@ -150,9 +151,9 @@ class ElasticJob:
         if self.determinism not in (*LEVELS, AUTO):
             raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
         for name, least in _LEAST.items():
-            check_whole(name, getattr(self, name), least)
+            object.__setattr__(self, name, check_range(name, getattr(self, name), least))
         if self.bucket_cap_bytes is not None:
-            check_whole("bucket_cap_bytes", self.bucket_cap_bytes, 1)
+            check_range("bucket_cap_bytes", self.bucket_cap_bytes, 1)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected {', '.join(choices)}")
@@ -312,10 +313,10 @@ class RunOptions:
                 f"zero_stage is {stage!r}; expected 0, or 1 for shards of the optimizer state; "
                 "gradients (2) and parameters (3) are whole in every process"
             )
-        check_fields(
-            self, checkpoint_every=0, hash_every=0, loader_processes=0, prefetch=1, max_restarts=0,
-            survives=0, n_replacements=0,
+        counts = (
+            "checkpoint_every", "hash_every", "loader_processes", "max_restarts", "survives", "n_replacements"
         )  # fmt: skip
+        check_fields(self, "", positive=("prefetch",), not_negative=counts)
         for name in ("checkpoint_every_s", "progress_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected a number >= 0")

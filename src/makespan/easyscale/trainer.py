@@ -25,6 +25,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from makespan import errors
+from makespan.arguments import check_kind, check_range
 from makespan.cleanup import temporary_directory
 from makespan.easyscale.job import (
     AUTO,
@@ -45,8 +46,6 @@ from makespan.errors import (
     LostWorkerError,
     TrainingError,
     WorkerError,
-    check_kind,
-    check_whole,
     unknown_name,
 )
 from makespan.files import check_target, read_json, write_json
@@ -1086,7 +1085,7 @@ def run_together(
         raise InputError(f"trainers is {listed!r}; expected a list of ElasticTrainer")
     if not trainers:
         return []
-    check_whole("steps", steps, 0)
+    steps = check_range("steps", steps)
     names = [field.name for field in fields(RunOptions)]
     for name in options:
         if name not in names:

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from makespan.arguments import check_kind, check_range
 from makespan.cleanup import temporary_directory
 from makespan.easyscale import ElasticTrainer
 from makespan.easyscale.trainer import RunFolder
-from makespan.errors import InputError, check_kind, check_whole
+from makespan.errors import InputError
 from makespan.files import read_json, read_text, write_text
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.live.elastic import (
@@ -995,7 +996,7 @@ def live_experiment(
     """
     check_policy(policy)
     for name, number, least in (("n_slots", n_slots, 1), ("n_nodes", n_nodes, 1), ("seed", seed, 0)):
-        check_whole(name, number, least)
+        check_range(name, number, least)
     check_kind("decision_limit_s", decision_limit_s, float | None)
     check_kind("directory", directory, str | Path)
     directory = Path(directory)

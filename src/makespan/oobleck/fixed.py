@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from makespan.arguments import check_range
 from makespan.cleanup import temporary_directory
-from makespan.errors import check_whole
 from makespan.files import read_json
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.profile import LayerProfile, ModelProfile
@@ -135,7 +135,7 @@ def profile_chain(
     """
     limits = {"repeats": (repeats, 5), "warm_ups": (warm_ups, 0), "n_replicas": (n_replicas, 1)}
     for name, (number, least) in limits.items():
-        check_whole(name, number, least)
+        check_range(name, number, least)
     request = PROFILING.dump_python(ProfilingRequest(job, repeats, warm_ups), mode="json")
     with temporary_directory("profile") as path:
         directory = RunDirectory(run_dir or path)

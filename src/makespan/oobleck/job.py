@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from makespan.errors import InputError, check_fields, unknown_name
+from makespan.arguments import check_choices, check_fields
+from makespan.errors import InputError, unknown_name
 from makespan.files import is_plain
 from makespan.training.zoo import MODEL_FAMILIES, SmallModel
 
@@ -69,7 +70,9 @@ class ChainJob:
 
     def __post_init__(self) -> None:
         """Check names and numbers."""
-        check_fields(self, n_microbatches=1, microbatch_size=1, seed=0, data_seed=0, warmup_steps=0)
+        check_choices(self)
+        sizes = ("n_microbatches", "microbatch_size")
+        check_fields(self, "", positive=sizes, not_negative=("seed", "data_seed", "warmup_steps"))
         for name in ("model_options", "optimizer_options"):
             if not is_plain(dict(getattr(self, name))):
                 raise InputError(f"{name} are {getattr(self, name)!r}; expected plain values by name")

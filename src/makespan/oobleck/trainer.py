@@ -20,14 +20,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from makespan import errors
+from makespan.arguments import check_choices, check_fields, check_kind, check_range
 from makespan.errors import (
     CheckpointError,
     InputError,
     LostWorkerError,
     WorkerError,
-    check_fields,
-    check_kind,
-    check_whole,
     unknown_name,
 )
 from makespan.files import write_text
@@ -165,7 +163,8 @@ class Fault:
     follows: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, iteration=-1, victim=0)
+        check_fields(self, "", not_negative=("victim",))
+        check_range("iteration", self.iteration, -1)
         if self.phase not in (known := (*PHASES, "committed", "weights")):
             raise unknown_name("phase", self.phase, known)
         if not self.delay_s >= 0:
@@ -570,10 +569,9 @@ class LiveOptions:
                 f"zero_stage is {stage!r}; expected 0, or 1 to divide the optimizer state; "
                 "gradients (2) and weights (3) of a stage are whole in each of its nodes"
             )
-        sizes: object = self.first_sizes
-        if not isinstance(sizes, tuple | list) or not all(type(size) is int for size in sizes):
-            raise InputError(f"first_sizes is {sizes!r}; expected numbers of nodes, for example (1, 2, 2)")
-        check_fields(self, n_nodes=1, f=0, n0=1, checkpoint_every=0, n_replacements=0, interleave=1)
+        check_choices(self)
+        not_negative = ("f", "checkpoint_every", "n_replacements")
+        check_fields(self, "", positive=("n_nodes", "n0", "interleave"), not_negative=not_negative)
         if self.recovery == "reroute" and self.policy == "relaunch":
             raise InputError("recovery is 'reroute' and policy 'relaunch'; expected stop or degrade")
         if self.recovery == "reroute" and self.interleave > 1:
@@ -674,13 +672,10 @@ def train_resilient(
         A node failed for another reason than a loss.
     """
     for name, value, kind in (
-        ("job", job, ChainJob),
-        ("profile", profile, ModelProfile),
-        ("options", options, LiveOptions),
-    ):
-        if not isinstance(value, kind):
-            raise InputError(f"{name} is {value!r}; expected a {kind.__name__}")
-    check_whole("iterations", iterations, 0)
+        ("job", job, ChainJob), ("profile", profile, ModelProfile), ("options", options, LiveOptions),
+    ):  # fmt: skip
+        check_kind(name, value, kind)
+    iterations = check_range("iterations", iterations)
     check_kind("run_dir", run_dir, str | Path)
     launcher = launcher or LocalLauncher()
     check_gpus(launcher, options.n_nodes)

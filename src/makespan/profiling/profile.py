@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import fmean, mean, median
 from typing import IO, TYPE_CHECKING, Any
 
-from makespan.errors import InputError, MakespanError, check_fields
+from makespan.arguments import check_fields
+from makespan.errors import InputError, MakespanError
 from makespan.files import read_text, write_text
 from makespan.hardware import NodeSpec
 from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, resolve_micro_batch
@@ -315,7 +316,7 @@ class Procedure:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_fields(self, warmup_steps=0, steps=1, repetitions=1)
+        check_fields(self, "", positive=("steps", "repetitions"), not_negative=("warmup_steps",))
 
 
 def measured_by(workloads: Iterable[Workload], procedure: Procedure) -> dict[str, Any]:

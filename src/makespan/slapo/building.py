@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from makespan.errors import check_kind
+from makespan.arguments import check_kind
 from makespan.slapo.errors import ArgumentError, BuildError, KindError, check_device, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, gather_over, sharding_of
 from makespan.slapo.pipelining import build_pipeline, check_order, own_stages, stages_of
@@ -554,7 +553,7 @@ def build(
     runtime = TARGETS[target]
     kinds: dict[str, tuple[object, Any]] = {
         "init_weights": (init_weights, bool | Callable), "check": (check, bool),
-        "seed": (seed, Integral | None), "reinitialise": (reinitialise, bool),
+        "seed": (seed, int | None), "reinitialise": (reinitialise, bool),
     }  # fmt: skip
     for name, (value, kind) in kinds.items():
         check_kind(f"build: {name}", value, kind, KindError)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree  # there is no public name for it
 
-from makespan.errors import check_kind
+from makespan.arguments import check_kind
 from makespan.slapo.errors import (
     ArgumentError,
     KindError,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable,
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from makespan.errors import InputError, MakespanError, TraceError, check_kind, check_whole, unknown_name
+from makespan.arguments import check_kind, check_range
+from makespan.errors import InputError, MakespanError, TraceError, unknown_name
 from makespan.files import read_bytes
 
 # --- Spaces ---
@@ -684,13 +684,13 @@ def tune(
     of memory as a normal result. The frontier is an addition.
     """
     for name, value, kind in (
-        ("space_fn", space_fn, Callable), ("eval_fn", eval_fn, Callable), ("seed", seed, Integral),
+        ("space_fn", space_fn, Callable), ("eval_fn", eval_fn, Callable), ("seed", seed, int),
         ("on_fail", on_fail, OnFail),
     ):  # fmt: skip
         check_kind(name, value, kind)
     for name, number, least in (("budget", budget, 1), ("patience", patience, 1), ("repeats", repeats, 0)):
         if number is not None:
-            check_whole(name, number, least)
+            check_range(name, number, least)
     chosen: object = strategy_named(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(chosen, Strategy):
         raise InputError(f"strategy is {chosen!r}; expected one of {', '.join(STRATEGIES)}, or a Strategy")
@@ -699,7 +699,7 @@ def tune(
         raise InputError("the space has no points")
     store = None if db is None else Database(db)
     known = {} if store is None else store.known(points)
-    check_whole("workers", workers, 1)
+    check_range("workers", workers, 1)
     run = _SearchRun(eval_fn, store, dict(known), on_fail, workers, precision)
     stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
     spread = run.repeat(repeats)

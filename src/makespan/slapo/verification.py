@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from makespan.errors import check_kind
+from makespan.arguments import check_kind
 from makespan.notebook import text_html
 from makespan.slapo.comparison import GRADIENT, OUTPUT, Comparison, Divergence, numbered, tolerance_for
 from makespan.slapo.errors import ArgumentError, KindError, VerificationError, check_device, short_repr
@@ -243,7 +242,7 @@ class Verify:
         kinds: dict[str, tuple[object, Any]] = {
             "eval_mode": (eval_mode, bool | None), "check_grad": (check_grad, bool),
             "rtol": (rtol, float | None), "atol": (atol, float | None),
-            "loss_fn": (loss_fn, Callable | None), "enable": (enable, bool), "seed": (seed, Integral),
+            "loss_fn": (loss_fn, Callable | None), "enable": (enable, bool), "seed": (seed, int),
             "by_layers": (by_layers, bool),
         }  # fmt: skip
         for name, (value, kind) in kinds.items():

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, TypeAdapter
 
+from makespan.arguments import check_fields
 from makespan.cleanup import temporary_directory
-from makespan.errors import CheckpointError, InfeasiblePlanError, InputError, check_fields
+from makespan.errors import CheckpointError, InfeasiblePlanError, InputError
 from makespan.plans import ExecutionPlan
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training.zoo import SmallModel
@@ -66,7 +67,8 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        check_fields(self, steps=1, seed=0, data_seed=0, warmup_steps=0, checkpoint_every=0)
+        counts = ("seed", "data_seed", "warmup_steps", "checkpoint_every")
+        check_fields(self, "", positive=("steps",), not_negative=counts)
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate is {self.learning_rate}; expected a number > 0")
         if not self.weight_decay >= 0:

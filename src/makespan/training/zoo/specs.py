@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from makespan.errors import InputError, check_fields, check_whole, unknown_name
+from makespan.arguments import check_fields, check_range
+from makespan.errors import InputError, unknown_name
 from makespan.files import preset_entry
 
 if TYPE_CHECKING:
@@ -64,10 +65,9 @@ class SmallModel:
         """Check family and sizes."""
         if self.family not in MODEL_FAMILIES:
             raise unknown_name("model family", self.family, MODEL_FAMILIES)
-        for name in ("n_layers", "hidden", "heads", "kv_heads", "ffn", "patch_features"):
-            check_whole(name, getattr(self, name), 1)
+        check_fields(self, "", positive=("n_layers", "hidden", "heads", "kv_heads", "ffn", "patch_features"))
         for name in ("seq", "vocab", *(("n_layers",) if self.family == "t5" else ())):
-            check_whole(name, getattr(self, name), 2)
+            check_range(name, getattr(self, name), 2)
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise InputError(f"hidden {self.hidden} must be an even multiple of heads {self.heads}")
         if self.heads % self.kv_heads:
@@ -384,7 +384,7 @@ def family_batch(spec: FamilySpec, n_samples: int, seed: int) -> "FamilyBatch":
         - ``t5``: tokens and integers as those of ``bert``, ``(n, decoder_seq)`` tokens; those that follow
         - ``wideresnet``: ``(n, 3, side, side)`` float32; ``(n,)`` classes
     """
-    check_whole("n_samples", n_samples, 1)
+    check_range("n_samples", n_samples, 1)
     from makespan.training.zoo.families import SAMPLES
 
     return SAMPLES[spec.family](spec, n_samples, seed)
@@ -625,7 +625,7 @@ class StandIn:
         """Check name and sizes."""
         if self.name not in STAND_INS:
             raise unknown_name("stand-in", self.name, STAND_INS)
-        check_fields(self)
+        check_fields(self, "")
         checks: dict[str, tuple[bool, str]] = {
             "width": (_is_multiple(self.width, 2 * _HEADS), f"a multiple of {2 * _HEADS}"),
             "depth": (_is_multiple(self.depth, 1), "a whole number >= 1"),
@@ -715,7 +715,7 @@ def stand_in_data(
     InputError
         If ``n_samples`` or ``noise`` are out of range.
     """
-    check_whole("n_samples", n_samples, 1)
+    check_range("n_samples", n_samples, 1)
     if not 0.0 <= noise <= 10.0:
         raise InputError(f"noise is {noise}; expected a number from 0 to 10")
     from makespan.training.zoo.tasks import TASKS
