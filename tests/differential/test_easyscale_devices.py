@@ -11,7 +11,7 @@ if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_pytho
     pytest.skip("this torch has no devices written in Python", allow_module_level=True)
 
 from elastic_job import last_bits
-from forked import forking_servers
+from forked import own_servers
 from killers import Gate
 from stand_in_gpu import StandInLauncher
 
@@ -27,7 +27,7 @@ GPUS = StandInLauncher()
 
 @pytest.fixture(scope="module", autouse=True)
 def servers():
-    with forking_servers():
+    with own_servers():  # they have not loaded a worker that would choose another device
         yield
 
 

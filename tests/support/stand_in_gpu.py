@@ -2,7 +2,7 @@
 
 As in CUDA, ``tensor.numpy()`` fails, operators of tensors on two devices fail, and the device has random
 states of its own. Kernels are those of the CPU. `StandInLauncher` starts processes that have such a device
-instead of a GPU; it needs the fork servers of `forked`.
+instead of a GPU; it needs fork servers that have loaded no worker (`own_servers` of `forked`).
 """
 
 import contextlib

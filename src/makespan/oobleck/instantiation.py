@@ -384,7 +384,7 @@ def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
 # --- Choice of a plan -------------------------------------------------------------------------------
 
 _MOST_PLANS = 1_000_000
-_LARGEST, _MOST_MICROBATCHES = 100_000, 1_000_000  # nodes and microbatches of a plan
+_LARGEST, MOST_MICROBATCHES = 100_000, 1_000_000  # nodes and microbatches of a plan
 _AT_ONCE = 20_000  # plans that are priced together
 _LISTED = 20_000  # most plans that are all listed and priced
 _MOST_VISITED = 20_000  # most plans and parts of plans that a bounded search visits
@@ -518,7 +518,7 @@ def choose_plan(
     check_modes(batch_mode, estimator)
     check_range("n_nodes", n_nodes, 1, _LARGEST)
     check_range("f", f)
-    check_range("n_microbatches", n_microbatches, 1, _MOST_MICROBATCHES)
+    check_range("n_microbatches", n_microbatches, 1, MOST_MICROBATCHES)
     check_range("n_runners_up", n_runners_up)
     used = [templates[size] for size in sorted(templates)]
     sizes = [template.n_nodes for template in used]

@@ -17,7 +17,7 @@ import numpy as np
 
 from makespan.arguments import check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, TrainingError
-from makespan.oobleck.instantiation import choose_plan, distribute, enumerate_plans
+from makespan.oobleck.instantiation import MOST_MICROBATCHES, choose_plan, distribute, enumerate_plans
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, live_workers
 from makespan.oobleck.profile import ModelProfile
 
@@ -56,7 +56,6 @@ class InsufficientNodes(TrainingError):
 # --- Holdings and copies ----------------------------------------------------------------------------
 
 Part = tuple[int, int]
-_MOST_MICROBATCHES = 1_000_000
 """Layer, and one of the equal slots into which its state is divided."""
 
 
@@ -632,7 +631,7 @@ def reconfigure(
     """
     check_range("f", f)
     check_range("n0", n0, 1)
-    check_range("n_microbatches", n_microbatches, 1, _MOST_MICROBATCHES)
+    check_range("n_microbatches", n_microbatches, 1, MOST_MICROBATCHES)
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
     gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
     state = _State.left(pipelines, gone, templates, layer_bytes, held)
