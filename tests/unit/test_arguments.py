@@ -14,6 +14,7 @@ from makespan.emulator import Stragglers, pipeline_time_s
 from makespan.errors import InputError, MakespanError, PlanError, TraceError
 from makespan.hardware import cluster, cluster_of, gpu, homogeneous, joined, read_machines
 from makespan.oobleck.profile import random32
+from makespan.oobleck.reconfiguration import reconfigure
 from makespan.planning import (
     Layout,
     Pricer,
@@ -187,6 +188,10 @@ def test_plans_and_emulated_times_refuse_what_they_cannot_use():
         (lambda: ExecutionPlan(dp=True), "plan: dp is True; expected a whole number"),
         (lambda: Stragglers(0.5, float("nan")), "stragglers: mean_slowdown is nan"),
         (lambda: pipeline_time_s([1.0], [1.0], 10**30), "n_microbatches is .*; expected"),
+        (
+            lambda: reconfigure((), (), (), {}, 1, 1, 10**30, layer_bytes=None),
+            "n_microbatches is .*; expected",
+        ),
         (lambda: BlockSpec(1, "causal", 8, 8, 1, 1, 8, 1, 8), "gated is 1; expected True or False"),
     ):
         with pytest.raises(InputError, match=message):
