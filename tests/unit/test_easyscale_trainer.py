@@ -441,6 +441,8 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
         ({"determinism": None}, "unknown determinism level None; expected D0"),
         ({"run_dir": None}, "run_dir is None; expected text or a path"),
         ({"n_worker": 4}, "unknown field of an elastic job 'n_worker'"),
+        ({"n_logical_workers": 10**30}, "n_logical_workers is 1000.*; expected a whole number, 1 to 100,000"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616; expected a whole number, 0 to "),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):

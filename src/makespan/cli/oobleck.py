@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from makespan.cli.fields import field_options
 from makespan.cli.options import (
+    SEED,
     check_default,
     check_target,
     json_option,
@@ -886,9 +887,7 @@ def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]])
     "--trace", "trace_name", required=True, metavar="FILE|NAME",
     help=f"File with time in ms, add or remove, and node; or a generated trace: {', '.join(_GENERATED)}.",
 )  # fmt: skip
-@click.option(
-    "--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of a generated trace."
-)
+@click.option("--seed", default=1, show_default=True, type=SEED, help="Seed of a generated trace.")
 @click.option("--system", required=True, type=click.Choice(SYSTEMS), help="System to simulate.")
 @click.option("--model", required=True, metavar="NAME", help="Name of the model in the table of throughput.")
 @click.option(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from makespan.cli.options import (
+    SEED,
     check_default,
     json_option,
     json_text,
@@ -92,9 +93,7 @@ def _print_result(result: Result, optimum: float | None) -> None:
     "--patience", type=click.IntRange(1), help="Stop after this many rounds without a better point."
 )
 @click.option("--budget", type=click.IntRange(1), help="Stop after this many evaluations.")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of random strategies."
-)
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of random strategies.")
 @click.option(
     "--db", type=click.Path(path_type=Path, dir_okay=False),
     help="File with one evaluation per line, as JSON; its points are not evaluated again.",
@@ -251,9 +250,7 @@ def show_command(
     help="Number of processes that share the model.",
 )
 @click.option("--samples", default=2, show_default=True, type=click.IntRange(1), help="Samples per batch.")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs."
-)
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of weights and inputs.")
 @click.option(
     "--by-layers",
     is_flag=True,

@@ -41,7 +41,11 @@ Buffers = Literal["per_rank", "rank0"]
 Scaling = Literal["pre", "post"]
 Fold = Literal["auto", "ring", "rank"]
 _CHOICES = {"buffers": get_args(Buffers), "scaling": get_args(Scaling), "fold": get_args(Fold)}
-_LEAST = {"n_logical_workers": 1, "micro_batch_size": 1, "seed": 0, "n_loaders": 0}
+_MOST_WORKERS, _MOST_SEED = 100_000, 2**63 - 1
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "n_logical_workers": (1, _MOST_WORKERS), "micro_batch_size": (1, None), "seed": (0, _MOST_SEED),
+    "n_loaders": (0, None),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +154,8 @@ class ElasticJob:
             self._check_loop()
         if self.determinism not in (*LEVELS, AUTO):
             raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
-        for name, least in _LEAST.items():
-            object.__setattr__(self, name, check_range(name, getattr(self, name), least))
+        for name, (least, most) in _RANGES.items():
+            object.__setattr__(self, name, check_range(name, getattr(self, name), least, most))
         if self.bucket_cap_bytes is not None:
             check_range("bucket_cap_bytes", self.bucket_cap_bytes, 1)
         for name, choices in _CHOICES.items():
