@@ -558,9 +558,14 @@ def test_what_only_the_end_of_a_run_would_find_is_refused_before_it_trains(copie
         trainer(copied).run(STEPS + 1)
     (copied / "steps.csv").rmdir()
     record = next((copied / "records").glob("*"))
-    record.write_text("{")
-    with pytest.raises(CheckpointError, match=f"{record.name}: cannot be read as JSON"):
-        trainer(copied).run(STEPS + 1)
+    for damage, told in (
+        ("{", "cannot be read as JSON"),
+        ('{"rows": []}', "is no record"),
+        ("[]", "is no record"),
+    ):
+        record.write_text(damage)
+        with pytest.raises(CheckpointError, match=f"{record.name}: {told}"):
+            trainer(copied).run(STEPS + 1)
     monkeypatch.setattr(
         RunFolder, "checkpoint", lambda folder: Checkpoint(copied, 1, 0.0, {"format": 1, "job": {}}, {})
     )

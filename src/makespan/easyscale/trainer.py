@@ -225,11 +225,16 @@ class RunFolder:
         records = [read_json(path, CheckpointError) for path, _ in self._records()]
         # A generation with several checkpoints repeats its change; the last record counts.
         changes: dict[int, Any] = {}
-        for record in records:
-            changes |= record.get("changes") or {str(record["rows"][0]["stage"]): record["change"]}
+        steps: list[Any] = []
+        for (path, _), record in zip(self._records(), records, strict=True):
+            try:
+                changes |= record.get("changes") or {str(record["rows"][0]["stage"]): record["change"]}
+                steps += record["rows"]
+            except (TypeError, ValueError, LookupError, AttributeError):
+                raise CheckpointError(f"{path}: is no record of mini-batches and their changes") from None
         recoveries = [row for record in records for row in record.get("recoveries", ())]
         schemas = [
-            (ELASTIC_STEPS, [row for record in records for row in record["rows"]]),
+            (ELASTIC_STEPS, steps),
             (RECONFIGURATIONS, [changes[stage] for stage in sorted(changes, key=int)]),
         ]
         if any("recoveries" in record for record in records):

@@ -998,6 +998,7 @@ def live_experiment(
     for name, number, least in (("n_slots", n_slots, 1), ("n_nodes", n_nodes, 1), ("seed", seed, 0)):
         check_range(name, number, least)
     check_kind("decision_limit_s", decision_limit_s, float | None)
+    check_kind("failures", failures, Failures | None)
     check_kind("directory", directory, str | Path)
     directory = Path(directory)
     temporary = tuple(f".{name.partition('.')[0]}-" for name in _FILES)
