@@ -172,8 +172,9 @@ def _path(value: Any) -> Path:
     return Path(value) if isinstance(value, str | os.PathLike) else _refuse(value)
 
 
-def _nothing(value: Any) -> Any:
-    return None if value is None else _refuse(value)
+def _nothing(value: Any) -> None:
+    if value is not None:
+        raise TypeError(value)
 
 
 _ANY = _Kind(frozenset(), lambda value: value, "anything")
@@ -182,9 +183,7 @@ _PLAIN = {
     float: _Kind(frozenset((int, float)), _number, "a number"),
     bool: _Kind(frozenset((bool,)), _switch, "True or False"),
     Path: _Kind(frozenset((type(Path()),)), _path, "a path"),
-    type(None): _Kind(
-        frozenset((type(None),)), lambda value: None if value is None else _refuse(value), "None"
-    ),
+    type(None): _Kind(frozenset((type(None),)), _nothing, "None"),
 }
 
 

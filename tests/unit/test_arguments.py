@@ -13,8 +13,10 @@ from makespan.easyscale import predict_recovery
 from makespan.emulator import Stragglers, pipeline_time_s
 from makespan.errors import InputError, MakespanError, PlanError, TraceError
 from makespan.hardware import cluster, cluster_of, gpu, homogeneous, joined, read_machines
+from makespan.oobleck.job import ChainJob
 from makespan.oobleck.profile import random32
 from makespan.oobleck.reconfiguration import reconfigure
+from makespan.oobleck.trainer import Fault, LiveOptions, train_resilient
 from makespan.planning import (
     Layout,
     Pricer,
@@ -209,3 +211,30 @@ def test_tables_with_cells_of_another_kind_are_one_message():
             makespan.fit(broken)
     with pytest.raises(TraceError, match=r"table 'jobs' is \{\}; expected a pandas.DataFrame"):
         listed_jobs({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"job": "bert"}, "job is 'bert'; expected a ChainJob"),
+        ({"profile": None}, "profile is None; expected a ModelProfile"),
+        ({"iterations": 2.5}, "iterations is 2.5; expected a whole number"),
+        ({"iterations": -1}, "iterations is -1; expected a whole number >= 0"),
+        ({"run_dir": 3}, "run_dir is 3; expected text or a path"),
+        ({"options": {"n_nodes": 2}}, "options is .*; expected a LiveOptions"),
+        ({"watch": "events"}, "watch is 'events'; expected a function"),
+    ],
+)
+def test_a_resilient_run_refuses_what_it_cannot_be_given_before_anything_is_written(tmp_path, changes, told):
+    given = {
+        "job": ChainJob("bert"), "profile": random32(0), "iterations": 1, "run_dir": tmp_path / "run",
+        "options": LiveOptions(n_nodes=2, f=0, n0=2),
+    }  # fmt: skip
+    with pytest.raises(InputError, match=told):
+        train_resilient(**given | changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fault_names_a_phase_that_there_is_none_of():
+    with pytest.raises(InputError, match=r"unknown phase 'backwards'; expected .*Did you mean 'backward'"):
+        Fault("backwards", 1, 0)

@@ -433,7 +433,7 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
         ({"loss": "mse"}, "loss is 'mse'; expected the name of a function"),
         ({"determinism": "D3"}, "unknown determinism level 'D3'; expected D0.*auto, none"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0; expected a whole number >= 1"),
-        ({"buffers": "none"}, "buffers is 'none'; expected per_rank, rank0"),
+        ({"buffers": "none"}, "unknown buffers 'none'; expected per_rank, rank0"),
         ({"shuffle": 1}, "shuffle is 1; expected True or False"),
         ({"options": {"network": {}}}, "unknown part in options 'network'"),
         ({"options": {"model": {"width": object()}}}, "options of model are .*; expected names and plain"),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from makespan.arguments import check_fields, check_range
+from makespan.arguments import check_choices, check_fields, check_range
 from makespan.easyscale.kernels import KERNEL_SETS, LEVELS, DeterminismLevel, process_options
 from makespan.errors import InputError, unknown_name
 from makespan.files import is_plain
@@ -40,12 +40,7 @@ PARTS = ("model", "optimizer", "data", "loss", "lr_scheduler", "after_reduce", "
 Buffers = Literal["per_rank", "rank0"]
 Scaling = Literal["pre", "post"]
 Fold = Literal["auto", "ring", "rank"]
-_CHOICES = {"buffers": get_args(Buffers), "scaling": get_args(Scaling), "fold": get_args(Fold)}
 _MOST_WORKERS, _MOST_SEED = 100_000, 2**63 - 1
-_RANGES: dict[str, tuple[int, int | None]] = {
-    "n_logical_workers": (1, _MOST_WORKERS), "micro_batch_size": (1, None), "seed": (0, _MOST_SEED),
-    "n_loaders": (0, None),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +149,6 @@ class ElasticJob:
             self._check_loop()
         if self.determinism not in (*LEVELS, AUTO):
             raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
-        for name, (least, most) in _RANGES.items():
-            object.__setattr__(self, name, check_range(name, getattr(self, name), least, most))
-        if self.bucket_cap_bytes is not None:
-            check_range("bucket_cap_bytes", self.bucket_cap_bytes, 1)
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise InputError(f"{name} is {getattr(self, name)!r}; expected {', '.join(choices)}")
-        for name in ("find_unused_parameters", "shuffle", "drop_last_samples", "drop_last_batch"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r}; expected True or False")
         options: object = self.options
         expected = 'names and plain values by part, for example {"optimizer": {"lr": 0.1}}'
         if not isinstance(options, Mapping) or not all(
@@ -178,6 +163,11 @@ class ElasticJob:
                 raise unknown_name("part in options", part, known)
             if not is_plain(dict(values)):
                 raise InputError(f"options of {part} are {dict(values)!r}; expected {expected}")
+        check_choices(self)
+        counts = ("n_logical_workers", "micro_batch_size", "bucket_cap_bytes")
+        check_fields(self, "", positive=counts, not_negative=("seed", "n_loaders"))
+        check_range("n_logical_workers", self.n_logical_workers, 1, _MOST_WORKERS)
+        check_range("seed", self.seed, 0, _MOST_SEED)
 
     def _check_loop(self) -> None:
         """Check the loop, and that nothing is given that it builds itself."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from makespan.arguments import check_kind, check_range
+from makespan.arguments import check_range, typed
 from makespan.cleanup import temporary_directory
 from makespan.easyscale import ElasticTrainer
 from makespan.easyscale.trainer import RunFolder
@@ -945,6 +945,7 @@ def run_live(
     return engine
 
 
+@typed
 def live_experiment(
     policy: Policy,
     workload: str,
@@ -997,10 +998,6 @@ def live_experiment(
     check_policy(policy)
     for name, number, least in (("n_slots", n_slots, 1), ("n_nodes", n_nodes, 1), ("seed", seed, 0)):
         check_range(name, number, least)
-    check_kind("decision_limit_s", decision_limit_s, float | None)
-    check_kind("failures", failures, Failures | None)
-    check_kind("directory", directory, str | Path)
-    directory = Path(directory)
     temporary = tuple(f".{name.partition('.')[0]}-" for name in _FILES)
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         # The directory is removed at the end.

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from makespan import errors
-from makespan.arguments import check_choices, check_fields, check_kind, check_range
+from makespan.arguments import check_choices, check_fields, check_range, typed
 from makespan.errors import (
     CheckpointError,
     InputError,
@@ -619,6 +619,7 @@ class LiveResult(Displayed):
         return Display(f"{self.step} iterations", self.recoveries.to_dict("records"))
 
 
+@typed
 def train_resilient(
     job: ChainJob,
     profile: ModelProfile,
@@ -671,12 +672,7 @@ def train_resilient(
     WorkerError
         A node failed for another reason than a loss.
     """
-    for name, value, kind in (
-        ("job", job, ChainJob), ("profile", profile, ModelProfile), ("options", options, LiveOptions),
-    ):  # fmt: skip
-        check_kind(name, value, kind)
-    iterations = check_range("iterations", iterations)
-    check_kind("run_dir", run_dir, str | Path)
+    check_range("iterations", iterations)
     launcher = launcher or LocalLauncher()
     check_gpus(launcher, options.n_nodes)
     folder = Path(run_dir).resolve()
