@@ -435,13 +435,21 @@ def read_text(
         raise error(f"{path}: cannot be read as {expected}: {found} is not UTF-8") from None
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return the plain values of a JSON text; a `ValueError` says what is wrong, also if it is too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as wrong:
+        raise ValueError(_reason(wrong)) from None
+
+
 def read_json(path: str | Path, error: type[Exception] = InputError) -> Any:
     """Read the plain values of a JSON file; None if there is no such file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as wrong:
+    except ValueError as wrong:
         raise error(f"{path}: cannot be read as JSON: {_reason(wrong)}") from None
 
 

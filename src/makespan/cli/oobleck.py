@@ -33,7 +33,7 @@ from makespan.cli.options import (
 )
 from makespan.cli.progress import Countdown, clock, is_quiet, is_terminal
 from makespan.errors import ConfigError, InputError, unknown_name
-from makespan.files import is_stream, read_yaml, write_text
+from makespan.files import is_stream, parse_json, read_yaml, write_text
 from makespan.oobleck.fixed import profile_chain
 from makespan.oobleck.instantiation import (
     Instantiation,
@@ -677,8 +677,8 @@ class _Asked:
 def _json(option: str, text: str | None, example: str) -> Any:
     """Read JSON from an option, None if it is not given."""
     try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
+        return None if text is None else parse_json(text)
+    except ValueError:
         raise InputError(f"{option} {text!r}; expected JSON, for example {example}") from None
 
 

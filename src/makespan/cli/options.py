@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from makespan.errors import InputError, MissingDataError
-from makespan.files import check_target as check_file, is_stream
+from makespan.files import check_target as check_file, is_stream, parse_json
 from makespan.units import HOUR, printable
 
 if TYPE_CHECKING:
@@ -719,7 +719,7 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
             raise InputError(f"--set {text!r}; expected {shown}, where VALUE is JSON or a text")
         values = by_part.setdefault(part, {})
         try:
-            values[option] = json.loads(value)
-        except (ValueError, RecursionError):
+            values[option] = parse_json(value)
+        except ValueError:
             values[option] = value
     return by_part

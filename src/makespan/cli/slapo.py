@@ -1,7 +1,6 @@
 """Print schedules, verify them, and search for the best one."""
 
 import itertools
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from makespan.cli.options import (
 )
 from makespan.cli.progress import Countdown
 from makespan.errors import InputError
+from makespan.files import parse_json
 from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.measured import verify_schedules
 from makespan.papers.slapo.performance import IMPLEMENTATIONS, constants, emulated, modelled
@@ -204,8 +204,8 @@ def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
         if not (equals and name.isidentifier()):
             raise InputError(f"--set is {text!r}; expected NAME=VALUE, where VALUE is JSON or a string")
         try:
-            options[name] = json.loads(value)
-        except (ValueError, RecursionError):
+            options[name] = parse_json(value)
+        except ValueError:
             options[name] = value
     return options
 

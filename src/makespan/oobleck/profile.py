@@ -1,6 +1,5 @@
 """Layer times and sizes of a model: read, check and write profiles, or compute one with the emulator."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ import numpy as np
 from makespan.arguments import check_fields, check_range, typed
 from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, load_calibration
 from makespan.errors import InputError
-from makespan.files import preset_entry, read_text, write_json
+from makespan.files import parse_json, preset_entry, read_text, write_json
 from makespan.hardware import Network, NodeSpec, homogeneous
 from makespan.plans import ExecutionPlan, Placement, stages
 from makespan.units import MS
@@ -137,8 +136,8 @@ def read_profile(path: str | Path) -> ModelProfile:
     Raises `InputError`, which names file, layer and key.
     """
     try:
-        parsed = json.loads(read_text(path, _EXPECTED))
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(read_text(path, _EXPECTED))
+    except ValueError as error:
         raise InputError(f"{path}: cannot be read as {_EXPECTED}: {error}") from None
     content = parsed if isinstance(parsed, dict) else {"layers": parsed}
     layers = content.get("layers")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from makespan.arguments import check_fields, check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, unknown_name
-from makespan.files import read_json, read_text, write_json
+from makespan.files import parse_json, read_json, read_text, write_json
 from makespan.oobleck.plan import PipelineTemplate, Stage
 from makespan.oobleck.profile import PICOSECONDS, ModelProfile, as_plain
 from makespan.units import format_bytes
@@ -844,8 +844,8 @@ def read_templates(path: str | Path) -> dict[int, PipelineTemplate]:
     entry and the accepted values.
     """
     try:
-        content = json.loads(read_text(path, _EXPECTED))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(read_text(path, _EXPECTED))
+    except ValueError as error:
         raise InputError(f"{path}: cannot be read as {_EXPECTED}: {error}") from None
     if not isinstance(content, list) or not content:
         raise InputError(f"{path}: has no list of templates; expected {_EXPECTED}")

@@ -33,7 +33,6 @@ routers, which it keeps as buffers, are counted as well.
 """
 
 import dataclasses
-import json
 import logging
 import math
 import re
@@ -44,7 +43,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from makespan.errors import InputError, MissingDataError, UnknownNameError, unknown_name
-from makespan.files import read_preset, read_text, read_toml, read_yaml
+from makespan.files import parse_json, read_preset, read_text, read_toml, read_yaml
 from makespan.planning.architecture import (
     Architecture,
     Attention,
@@ -167,9 +166,7 @@ def _parsed(path: Path) -> Architecture:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except RecursionError:
-        raise InputError("cannot be read as JSON: it is nested too deeply") from None
+        return parse_json(text)
     except ValueError as wrong:
         raise InputError(f"cannot be read as JSON: {wrong}") from None
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from makespan.arguments import check_fields
 from makespan.errors import InputError, MakespanError
-from makespan.files import read_text, write_text
+from makespan.files import parse_json, read_text, write_text
 from makespan.hardware import NodeSpec
 from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, resolve_micro_batch
 from makespan.runtime import Launcher, describe_machine
@@ -214,8 +214,8 @@ class Measurements:
         lines: list[Any] = []
         for line in read_text(path, _EXPECTED).splitlines(keepends=True):
             try:
-                lines.append(json.loads(line if line.endswith("\n") else ""))
-            except (ValueError, RecursionError):  # the last line of a killed process may be cut
+                lines.append(parse_json(line if line.endswith("\n") else ""))
+            except ValueError:  # the last line of a killed process may be cut
                 break
         first, *others = lines or [None]
         if first == self._head:

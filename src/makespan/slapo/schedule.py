@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.jit import ScriptModule
 
+from makespan.files import parse_json
 from makespan.notebook import text_html
 from makespan.slapo.errors import (
     ArgumentError,
@@ -1152,9 +1153,9 @@ def replay(
     if isinstance(journal, str):
         try:
             entries = [
-                (raw["op"], raw["path"], dict(raw["arguments"])) for raw in json.loads(journal)["steps"]
+                (raw["op"], raw["path"], dict(raw["arguments"])) for raw in parse_json(journal)["steps"]
             ]
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise ReplayError(f"not a journal ({error!r}); expected the text of Schedule.dump()") from None
     else:
         entries = [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]

@@ -19,7 +19,7 @@ import numpy as np
 
 from makespan.arguments import check_kind, check_range
 from makespan.errors import InputError, MakespanError, TraceError, unknown_name
-from makespan.files import read_bytes
+from makespan.files import parse_json, read_bytes
 
 # --- Spaces ---
 
@@ -289,9 +289,9 @@ class Database:
 
     def _read(self, line: bytes, number: int) -> Evaluation:
         try:
-            raw = json.loads(line)
+            raw = parse_json(line)
             return Evaluation(dict(raw["point"]), raw["status"], raw["value"], dict(raw["info"]))
-        except (ValueError, KeyError, TypeError, InputError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, InputError) as error:
             raise TraceError(
                 f"{self._path}: line {number}: {error}; expected an evaluation with point, status, value "
                 "and info"

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import MakespanError, TraceError, cell_error
-from makespan.files import read_text
+from makespan.files import parse_json, read_text
 from makespan.tables import TableSchema, check_length, table_schema
 from makespan.throughput import Profile
 from makespan.traces.cells import (
@@ -447,18 +447,18 @@ def _philly_entries(text: str, where: str) -> list[Any]:
     n_above = 0
     try:
         try:
-            entries = json.loads(text)
+            entries = parse_json(text)
         except json.JSONDecodeError as error:
             if error.msg != "Extra data" or not text.lstrip().startswith("{"):
                 raise
             entries = []  # one object per line, the form of large logs
             for line in text.splitlines():
-                entries += [json.loads(line)] if line.strip() else []
+                entries += [parse_json(line)] if line.strip() else []
                 n_above += 1
     except json.JSONDecodeError as error:
         place = f"line {n_above + error.lineno}, column {error.colno}"
         raise TraceError(f"{where}: {place}: no JSON: {error.msg}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         accepted = "lists within lists as the authors write them"
         raise TraceError(f"{where}: nested too deeply or numbers too long; expected {accepted}") from None
     if not isinstance(entries, list) or not entries:
