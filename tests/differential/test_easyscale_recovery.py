@@ -81,6 +81,16 @@ def test_two_processes_lost_at_once_and_another_one_in_the_recovery(straight, tm
     assert re.match("[12],3,lost,0 2 3,,,0 2 3,0,2,", table[1])
 
 
+def test_a_run_that_loses_all_processes_says_how_they_ended_and_continues_from_its_checkpoint(
+    straight, tmp_path, caplog
+):
+    killer = Killer(("forward", 7, [0, 1, 2, 3, 4]))
+    assert last_bits(recovered(tmp_path, killer, checkpoint_every=5)) == straight
+    (said,) = [text for text in caplog.messages if "resuming from the last checkpoint" in text]
+    assert said.startswith("all processes were lost: process ")
+    assert said.count("was ended by signal SIGKILL") == 5
+
+
 def test_processes_lost_while_others_connect_and_replicate(straight, tmp_path):
     killer = Killer(("sum", 3, [1]), ("connect", 2, [0]), ("done", 7, [4]), ("replicate", 6, [3]))
     assert last_bits(recovered(tmp_path, killer, survives=2, checkpoint_every=5)) == straight

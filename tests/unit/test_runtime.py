@@ -27,6 +27,7 @@ from makespan.runtime import (
     resident_bytes,
     start_checkpoint,
 )
+from makespan.runtime.forkserver import how_ended
 
 TOY = [sys.executable, str(SUPPORT / "toy_worker.py")]
 FORKED = "toy_worker"
@@ -105,6 +106,14 @@ def test_on_one_machine_the_others_are_told_too(tmp_path):
     assert RunDirectory(tmp_path).lost() == lost == {0: "process 0 of 2 was ended by signal SIGKILL"}
     assert RunDirectory(tmp_path).result() == {"0": lost[0]}
     assert [(one["greeting"], one["threads"]) for one in seen(tmp_path)] == [("hello", 1), (None, 2)]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [(7, "ended with status 7"), (-9, "was ended by signal SIGKILL"), (-35, "was ended by signal 35")],
+)
+def test_the_end_of_a_process_is_said_by_its_status_or_signal(state, said):
+    assert how_ended(state) == said
 
 
 def test_a_run_of_which_no_process_is_left_has_failed(tmp_path):

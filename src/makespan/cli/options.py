@@ -312,9 +312,8 @@ _LIST = (
     click.option(
         "--published-dir",
         type=_PATH,
-        envvar="MAKESPAN_PUBLISHED_DIR",
-        show_envvar=True,
-        help="Directory with the published files.",
+        help="Directory with the published files, for source published; by default that of the environment "
+        "variable MAKESPAN_PUBLISHED_DIR.",
     ),
     click.option(
         "--measured-dir",

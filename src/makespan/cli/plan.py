@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import os
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -528,9 +529,8 @@ def size_command(
 @click.option(
     "--published-dir",
     type=click.Path(path_type=Path),
-    envvar="MAKESPAN_PUBLISHED_DIR",
-    show_envvar=True,
-    help="Directory with the published files, whose public-rows/ is read if no TABLES are given.",
+    help="Directory with the published files, whose public-rows/ is read if no TABLES are given; by default "
+    "that of the environment variable MAKESPAN_PUBLISHED_DIR.",
 )
 @click.option(
     "--against-record",
@@ -551,19 +551,25 @@ def validate_public_command(
     TABLES are CSV files, or folders of them; without any, the registered tables of the published files are
     read, and must be unchanged. For example: makespan validate-public public-rows/
     """
+    if tables and published_dir is not None:
+        raise InputError(
+            f"--published-dir {published_dir}: is read only if no tables are given, got {tables[0]}; leave "
+            "one out"
+        )
+    published = published_dir or os.environ.get("MAKESPAN_PUBLISHED_DIR")
     if tables:
         files = [
             file for table in tables for file in (sorted(table.glob("*.csv")) if table.is_dir() else [table])
         ]
         if not files:
             raise InputError(f"{tables[0]}: has no CSV file; expected tables of measured rows")
-    elif published_dir is None:
+    elif not published:
         raise InputError(
             "no tables are given; expected CSV files, or a directory with the published files by "
             "--published-dir or MAKESPAN_PUBLISHED_DIR"
         )
     else:
-        files = find_tables(published_dir)
+        files = find_tables(published)
     if repeated := next((file for file in files if files.count(file) > 1), None):
         raise InputError(f"{repeated}: is given twice; expected each table once")
     check_target(output, is_directory=False)

@@ -687,7 +687,12 @@ class _SurvivingRun:
             limits=Timeouts(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip
         self.planner.hosts = coordinator.hosts
-        coordinator.run()
+        try:
+            coordinator.run()
+        except LostWorkerError as error:
+            raise LostWorkerError(
+                ": ".join(filter(None, (str(error), coordinator.ends("process"))))
+            ) from None
         self.directory.write_result(self.report)
 
     def start(self, node: int, replaced: int | None = None) -> Process:

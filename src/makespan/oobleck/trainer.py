@@ -869,7 +869,7 @@ class _Run:
         return self._result()
 
     def _explained(self, error: InsufficientNodes | StateLost) -> Exception:
-        """Return the report of a process that ended before a plan was made, else the error with a report."""
+        """Return the report of a process that ended before a plan was made, else the error and its causes."""
         directory = RunDirectory(self.launch.run_dir)
         for node in range(self.options.n_nodes):
             kind, _, text = ((directory.error(node) or {}).get("error") or "").partition(": ")
@@ -880,6 +880,8 @@ class _Run:
                 is_input = issubclass(getattr(errors, kind, Exception), InputError)
                 message = f"node {node} ended at the start: {text if is_input else f'{kind}: {text}'}"
                 return InputError(message) if is_input else WorkerError(message)
+        if self.coordinator is not None and (ends := self.coordinator.ends("node")):
+            error.args = (f"{error}; {ends}",)
         return error
 
     def take_notice(self, name: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from makespan.errors import WorkerError
 from makespan.files import write_json
 from makespan.runtime import messages, protocol as actions
-from makespan.runtime.forkserver import Process
+from makespan.runtime.forkserver import Process, how_ended
 from makespan.runtime.messages import Connection
 from makespan.runtime.node import ADDRESS_FILE, host_name
 
@@ -142,6 +142,7 @@ class Coordinator(Generic[PlanT]):
         self._encoded: tuple[messages.Message | None, bytes] = None, b""
         self._stuck: tuple[int, frozenset[int]] | None = None
         self._stuck_s = 0.0
+        self._lost = list[int]()  # nodes, in the order in which they were lost
         self.checkpoint_s = time.monotonic()
 
     # --- the loop -----------------------------------------------------------------------------
@@ -170,6 +171,14 @@ class Coordinator(Generic[PlanT]):
         write_json(address, self.run_dir / ADDRESS_FILE)
         (self.run_dir / ADDRESS_FILE).chmod(0o600)  # the token permits to drain the run
         return door
+
+    def ends(self, name: str) -> str:
+        """Say how the processes of lost nodes ended, for the error of a run that is over; empty if unknown.
+
+        ``name`` is what the run calls them, ``process`` or ``node``.
+        """
+        states = {node: self.processes[node].poll() for node in self._lost if node in self.processes}
+        return ", ".join(f"{name} {node} {how_ended(state)}" for node, state in states.items() if state)
 
     def stop(self, why: str) -> None:
         """End the run with a checkpoint after the running iteration; a signal handler may call it."""
@@ -302,6 +311,7 @@ class Coordinator(Generic[PlanT]):
     def _lose(self, node: int) -> None:
         is_member = node in self.protocol.members
         is_replaced = is_member and node not in self.protocol.leaving
+        self._lost.append(node)
         self._tell("lost" if is_member or node in self.protocol.expected else "gone", node)
         self._carry_out(self.protocol.lost(node))
         if is_replaced and self.n_replacements > 0 and self.ending is None:

@@ -71,6 +71,15 @@ class Process(Protocol):
         """Send SIGKILL."""
 
 
+def how_ended(state: int) -> str:
+    """Say how a process ended, by its exit status or, if negative, by a signal."""
+    if state >= 0:
+        return f"ended with status {state}"
+    with suppress(ValueError):  # most signals of real time have no name
+        return f"was ended by signal {signal.Signals(-state).name}"
+    return f"was ended by signal {-state}"
+
+
 def is_readable(handle: int, timeout_s: float | None = None) -> bool:
     """Wait until a pipe can be read, or is closed, for ``timeout_s`` or for ever; return False if it cannot.
 

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 from makespan.cleanup import temporary_directory
 from makespan.errors import InputError, LostWorkerError, MakespanError, WorkerError
 from makespan.files import read_json, write_json
-from makespan.runtime.forkserver import Process, can_fork, fork_worker
+from makespan.runtime.forkserver import Process, can_fork, fork_worker, how_ended
 
 # --- Machine ----------------------------------------------------------------------------------------
 
@@ -844,7 +844,7 @@ def _cause(process: Process, directory: RunDirectory, rank: int, n_processes: in
     if report is not None:
         how = f"failed: {report['error']}\n{report['traceback']}".rstrip("\n")
     elif state is not None and state < 0:
-        how = f"was ended by signal {signal.Signals(-state).name}{_last_lines(directory, rank)}"
+        how = f"{how_ended(state)}{_last_lines(directory, rank)}"
     else:
         how = f"ended with status {state} before it could report an error{_last_lines(directory, rank)}"
     return f"process {rank} of {n_processes} {how}"

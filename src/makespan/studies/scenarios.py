@@ -582,6 +582,11 @@ def _throughput(
             f"source {source!r} reads no tables of your own, got measured_dir '{measured_dir}'; leave it out "
             "(--measured-dir), or choose source 'measured'"
         )
+    if reader.published_dir is not None and source in SOURCE_NAMES and source != "published":
+        raise InputError(
+            f"source {source!r} reads no published files, got published_dir '{reader.published_dir}'; leave "
+            "it out (--published-dir), or choose source 'published'"
+        )
     if source == "emulated":
         emulated = {
             gpu_type: EmulatedSource(emulated_cluster(pool), _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
@@ -657,7 +662,7 @@ class _Reader:
     def published(self) -> Path:
         """Return the directory with the published files."""
         directory = self.published_dir or os.environ.get(_PUBLISHED_DIR)
-        if directory is None:
+        if not directory:
             raise MissingDataError(
                 "source published: expected a directory with the published files as published_dir, by "
                 f"--published-dir or by the environment variable {_PUBLISHED_DIR}"
