@@ -25,6 +25,7 @@ from makespan.easyscale.randomness import (
     seed_everything,
     seed_stream,
 )
+from makespan.easyscale.user_state import UserState
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.training.zoo import StandIn, stand_in_data
 
@@ -270,6 +271,82 @@ def test_a_batch_whose_maker_was_killed_is_made_again_with_the_same_bits(tmp_pat
     assert taken["deadly"] == taken["calm"]
     assert len(list((tmp_path / "deadly").iterdir())) == 2
     assert "batch 1 of epoch 0 for logical worker 1 died; the batch is made again" in caplog.text
+
+
+class Scaled:
+    """Indices times an attribute, plus another one if there is any."""
+
+    scale = 1
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index * self.scale + getattr(self, "shift", 0)
+
+
+@pytest.mark.parametrize("n_processes", [0, 1, 2])
+def test_loaders_see_changed_values_with_the_next_epoch_also_those_that_begin_late(n_processes):
+    data, shards, model = Scaled(), Shards(1, 2, 0, shuffle=False), torch.nn.Linear(1, 1)
+
+    def pool_from(state):
+        user = UserState(model, [], {"data": data})
+        return LoaderPool(data, shards, {0: state}, n_processes=n_processes, prefetch=3, user_state=user)
+
+    with pool_from(shards.start()) as pool:
+        taken = [pool.next(0).tolist()]
+        data.scale, data.shift = 10, 100
+        for process in pool.process_ids:
+            os.kill(process, signal.SIGKILL)
+        taken += [pool.next(0).tolist() for _ in range(4)]
+        data.scale, inside = 1000, through_a_file(pool.state(0))
+        assert set(inside.python) == {"data.scale", "data.shift"}
+        taken.append(pool.next(0).tolist())
+        del data.scale
+        taken += [pool.next(0).tolist() for _ in range(3)]
+        assert data.__dict__ == {"shift": 100}  # what the training process itself sees
+    assert taken == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+        [100, 110],
+        [120, 130],
+        [140, 150],
+        [160, 170],
+        [100, 101],
+    ]
+
+    data = Scaled()
+    with pool_from(inside) as pool:
+        data.scale = 1000
+        assert [pool.next(0).tolist() for _ in range(4)] == [*taken[5:8], [0, 1000]]
+
+
+@pytest.mark.parametrize("n_processes", [0, 2])
+def test_loaders_begin_anew_where_objects_that_cannot_be_sent_have_changed(n_processes):
+    class Changing(Scaled):
+        def __getitem__(self, index):
+            return self.change(index) * self.scale
+
+    data, shards = Changing(), Shards(1, 2, 0, shuffle=False)
+    data.change = (1).__add__  # a method of a number, which nobody can rebuild
+    user = UserState(torch.nn.Linear(1, 1), [], {"data": data})
+    with LoaderPool(data, shards, {0: shards.start()}, n_processes=n_processes, user_state=user) as pool:
+        first, taken = pool.process_ids, [pool.next(0).tolist() for _ in range(4)]
+        data.change, data.scale = (3).__add__, 2
+        taken += [pool.next(0).tolist() for _ in range(4)]
+        assert len(pool.process_ids) == n_processes and not set(first) & set(pool.process_ids)
+        data.scale = 1
+        taken.append(pool.next(0).tolist())
+        assert not pool.notices
+        if n_processes:
+            data.change = (5).__add__
+            os.kill(pool.process_ids[0], signal.SIGKILL)
+            pool.next(0), pool.next(0)
+            assert "an object changed within an epoch" in "".join(pool.notices)
+    assert taken[:4] == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert taken[4:] == [[6, 8], [10, 12], [14, 16], [18, 20], [3, 4]]
 
 
 def test_a_batch_that_kills_every_process_is_given_up(tmp_path):

@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from os import getpid
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +42,15 @@ from makespan.easyscale.randomness import (
     seed_everything,
     seed_stream,
 )
-from makespan.easyscale.user_state import UserState, changed_values, is_generator, is_watched
+from makespan.easyscale.user_state import (
+    ABSENT,
+    UserState,
+    changed_values,
+    is_generator,
+    is_watched,
+    same_value,
+    unseen_changes,
+)
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError, short_path
 
 _log = logging.getLogger(__name__)
@@ -62,11 +70,14 @@ class LoaderState:
     streams
         Random states of each of the W loaders before its next batch; None for a loader that has not made a
         batch in this epoch.
+    python
+        Python values that loaders see in this epoch, if training code has changed them: see `LoaderPool`.
     """
 
     epoch: int
     batch: int
     streams: tuple[bytes | None, ...]
+    python: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
         """Return the state as plain values and uint8 tensors, for a checkpoint."""
@@ -74,13 +85,15 @@ class LoaderState:
             None if states is None else torch.frombuffer(bytearray(states), dtype=torch.uint8)
             for states in self.streams
         ]
-        return {"epoch": self.epoch, "batch": self.batch, "streams": streams}
+        plain: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch, "streams": streams}
+        return plain | ({"python": dict(self.python)} if self.python else {})
 
     @staticmethod
     def from_values(values: Mapping[str, Any]) -> "LoaderState":
         """Rebuild the state from its `values`."""
         streams = (None if states is None else states.numpy().tobytes() for states in values["streams"])
-        return LoaderState(int(values["epoch"]), int(values["batch"]), tuple(streams))
+        python = values.get("python", {})
+        return LoaderState(int(values["epoch"]), int(values["batch"]), tuple(streams), python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +276,12 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
+def _packed(value: Any) -> bytes:
+    written = io.BytesIO()
+    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(value)
+    return written.getvalue()
+
+
 def read_answer(written: bytes) -> Made | Failed:
     """Read the answer of a loader process, which this process has started."""
     answer: Made | Failed = pickle.loads(written)
@@ -279,6 +298,7 @@ def serve(
 ) -> None:
     """Make batches until the training process closes the connection or exits.
 
+    With each order come the Python values that this process is to have; None if they are as before.
     For the first batches, and at powers of two, the values that user code keeps in Python are compared before
     and after.
     """
@@ -290,10 +310,13 @@ def serve(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent(parent)
     torch.set_num_threads(1)
-    n_made = 0
+    n_made, built = 0, dict[str, Any]()  # values before any was given
     with suppress(EOFError, OSError):
         while True:
-            order, watch = connection.recv(), None
+            (order, values), watch = pickle.loads(connection.recv_bytes()), None
+            if user_state is not None and values is not None:
+                built |= user_state.take(values.keys() - built.keys())
+                user_state.give(built | values)
             if user_state is not None and is_watched(n_made):
                 watch = user_state.snapshot
             n_made += 1
@@ -304,9 +327,7 @@ def serve(
                 result = replace(
                     result, changed={name: is_generator(value) for name, value in changed.items()}
                 )
-            written = io.BytesIO()
-            _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(result)
-            connection.send_bytes(written.getvalue())
+            connection.send_bytes(_packed(result))
 
 
 # --- Forward pass on a batch ---
@@ -568,22 +589,27 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class _Cursor:
-    """Next batch of an EST; ``next_request`` has epoch and batch of the next batch to request."""
+    """Next batch of an EST; ``next_request`` has epoch and batch of the next batch to request.
+
+    ``python`` has the changed Python values that loaders see in the epoch.
+    """
 
     epoch: int
     batch: int
     next_request: tuple[int, int]
+    python: Mapping[str, Any]
     ahead: deque[_Request] = field(default_factory=deque)
     epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _LoaderProcess:
-    """A process of the pool, and the request in work."""
+    """A process of the pool, the request in work, and the Python values that it was given last."""
 
     handle: BaseProcess
     connection: Connection
     request: _Request | None = None
+    python: Mapping[str, Any] | None = None
 
 
 @contextmanager
@@ -617,6 +643,11 @@ def _madvise(begin: int, size: int, advice: int) -> None:
 class LoaderPool:
     """Loads the batches of all ESTs that a process hosts.
 
+    Code of the data set sees the Python values that training code changes (an attribute of the data set, a
+    variable of a module) as in stock training, whose loaders start anew with each epoch: those from the start
+    of the epoch. The processes of the pool stay, and are sent the values that have changed since they began.
+    So the pool is made before the state of a checkpoint is loaded, which holds these values, too.
+
     Parameters
     ----------
     dataset
@@ -624,7 +655,8 @@ class LoaderPool:
     shards
         Assignment of samples.
     states
-        State of each hosted EST, by virtual rank, in the order in which they use their batches.
+        State of each hosted EST, by virtual rank, in the order in which they use their batches; empty if
+        `move` is called with them later.
     n_processes
         Processes of the pool; with 0, batches are made when they are used, with the same bits.
     prefetch
@@ -632,8 +664,7 @@ class LoaderPool:
     collate
         Function that joins samples into a batch.
     user_state
-        Finder of the Python values that user code changes while a process of the pool makes a batch; None to
-        ignore them.
+        Finder of the Python values that user code changes; None to ignore them.
     private
         Returns tensors that only this process reads, see `kept_from_forks`.
 
@@ -649,7 +680,7 @@ class LoaderPool:
         self,
         dataset: Any,
         shards: Shards,
-        states: Mapping[int, LoaderState],
+        states: Mapping[int, LoaderState] = MappingProxyType({}),
         *,
         n_processes: int = 2,
         prefetch: int = 2,
@@ -673,7 +704,12 @@ class LoaderPool:
         self._pending: deque[_Request] = deque()
         self._processes: list[_LoaderProcess] = []
         self._n_processes, self._prefetch, self._private = n_processes, prefetch, private
+        self._looked: int | None = None  # the epoch at whose start changed values were looked for
+        self._changed = set[str]()  # names of values that training code has changed
+        self._built = {} if user_state is None or not shards.n_loaders else user_state.snapshot()
+        self._begun = self._built  # values when the processes began
         self.move(states)
+        self._start_all()
 
     def move(self, states: Mapping[int, LoaderState]) -> None:
         """Load the batches of other ESTs from now on, or of the same ones from other positions.
@@ -685,19 +721,14 @@ class LoaderPool:
         states
             State of each hosted EST, by virtual rank, in the order in which they use their batches.
         """
-        self._streams, self._cursors, self._pending = {}, {}, deque()
+        self._streams, self._cursors, self._pending, self._looked = {}, {}, deque(), None
         for process in self._processes:
             if process.request is not None:
                 process.request.is_dropped = True
         for rank, state in states.items():
             self._cursors[rank] = self._cursor(rank, state)
-        if self._shards.n_loaders:
-            while len(self._processes) < self._n_processes:
-                self._processes.append(self._start())
-            for _ in range(self._prefetch):
-                for rank in self._cursors:
-                    self._request_next(rank)
-            self._dispatch()
+            self._changed |= set(state.python)
+        self._request_ahead(self._cursors)
 
     def __enter__(self) -> "LoaderPool":
         """Return the pool."""
@@ -731,6 +762,8 @@ class LoaderPool:
                     samples_of(self._dataset, self._batches(rank, cursor.epoch)[cursor.batch])
                 )
         else:
+            if cursor.batch == 0:
+                self._begin_epoch(rank)
             batch = self._wait_for(cursor.ahead[0])
             cursor.ahead.popleft()  # only now: after an error, the state is that from before the batch
         self._advance(rank)
@@ -743,7 +776,8 @@ class LoaderPool:
         """Return the state of an EST, as if no batch had been made ahead."""
         cursor = self._cursors[rank]
         keys = [(rank, cursor.epoch, stream) for stream in range(self._shards.n_loaders)]
-        return LoaderState(cursor.epoch, cursor.batch, tuple(self._before_next(cursor, key) for key in keys))
+        streams = tuple(self._before_next(cursor, key) for key in keys)
+        return LoaderState(cursor.epoch, cursor.batch, streams, cursor.python if cursor.batch else {})
 
     def close(self) -> None:
         """Kill all processes, even busy ones."""
@@ -754,7 +788,7 @@ class LoaderPool:
     # --- positions of the ESTs ---
 
     def _cursor(self, rank: int, state: LoaderState) -> _Cursor:
-        cursor = _Cursor(state.epoch, state.batch, (state.epoch, state.batch))
+        cursor = _Cursor(state.epoch, state.batch, (state.epoch, state.batch), state.python)
         cursor.epochs[state.epoch] = batches = self._shards.batches(self._dataset, rank, state.epoch)
         if len(state.streams) != self._shards.n_loaders:
             raise CheckpointError(
@@ -793,6 +827,44 @@ class LoaderPool:
             del cursor.epochs[cursor.epoch]
             cursor.epoch, cursor.batch = cursor.epoch + 1, 0
 
+    def _begin_epoch(self, rank: int) -> None:
+        """Look for Python values that have changed; make batches again that were made ahead with others."""
+        user, cursor = self._user_state, self._cursors[rank]
+        if user is None:
+            return
+        if self._looked != cursor.epoch:
+            now, self._looked = user.snapshot(), cursor.epoch
+            self._changed |= changed_values(self._built, now).keys()
+            if unseen_changes(self._begun, now):  # objects that cannot be sent
+                self._begun = now
+                for each in self._cursors.values():
+                    self._drop_ahead(each)
+                self.close()
+                self._start_all()
+                self._request_ahead(self._cursors)
+        python = user.take(sorted(self._changed))
+        if not same_value(cursor.python, python):
+            cursor.python = python
+            self._drop_ahead(cursor)
+            self._request_ahead([rank])
+
+    def _drop_ahead(self, cursor: _Cursor) -> None:
+        """Drop what was requested of an epoch that begins."""
+        cursor.next_request = cursor.epoch, 0
+        for request in cursor.ahead:
+            request.is_dropped = True
+            self._streams.pop(request.key, None)
+        self._pending = deque(request for request in self._pending if not request.is_dropped)
+        cursor.ahead.clear()
+
+    def _request_ahead(self, ranks: Iterable[int]) -> None:
+        """Request the next batches of ESTs that have none ahead."""
+        if self._shards.n_loaders:
+            for _ in range(self._prefetch):
+                for rank in ranks:
+                    self._request_next(rank)
+            self._dispatch()
+
     def _request_next(self, rank: int) -> None:
         cursor = self._cursors[rank]
         (epoch, batch), shards = cursor.next_request, self._shards
@@ -821,11 +893,32 @@ class LoaderPool:
             else:
                 self._pending.remove(request)
                 self._begin(request)
-                with preserved_random_states():
+                with preserved_random_states(), self._shown(self._cursors[request.order.rank].python):
                     self._finish(request, make(self._dataset, self._collate, request.order))
         if isinstance(request.answer, Failed):
             raise TrainingError(f"{request.order} could not be read:\n{request.answer.text}")
         return request.answer.batch
+
+    @contextmanager
+    def _shown(self, python: Mapping[str, Any]) -> Iterator[None]:
+        """Show code of the user the values that a loader has, in the block."""
+        user = self._user_state
+        if user is None:
+            yield
+            return
+        present = user.snapshot()
+        names = changed_values(self._built, present).keys() | python.keys()
+        now = user.take(sorted(names))
+        user.give({name: self._built.get(name, ABSENT) for name in names} | dict(python))
+        if unseen_changes(self._begun, present):
+            self.notices.add(
+                "an object changed within an epoch in which a loader process began anew; equal bits are not "
+                "guaranteed: change objects where an epoch ends"
+            )
+        try:
+            yield
+        finally:
+            user.give(now)
 
     def _begin(self, request: _Request) -> None:
         stream = self._streams[request.key]
@@ -878,8 +971,11 @@ class LoaderPool:
                 self._pending.remove(request)
                 self._begin(request)
                 self._processes[place].request = request
+                process, python = self._processes[place], self._cursors[request.order.rank].python
+                is_new = process.python is not python
                 try:
-                    self._processes[place].connection.send(request.order)
+                    process.connection.send_bytes(_packed((request.order, python if is_new else None)))
+                    process.python = python
                 except OSError:
                     self._replace(place)
 
@@ -887,7 +983,8 @@ class LoaderPool:
         """Replace a process that died, and queue its batch again with the same random states."""
         dead = self._processes[place]
         _end(dead)
-        self._processes[place] = self._start()
+        with self._shown({}):
+            self._processes[place] = self._start()
         if (request := dead.request) is None or request.is_dropped:
             return
         request.n_deaths += 1
@@ -896,6 +993,12 @@ class LoaderPool:
         _log.warning("the process that made %s died; the batch is made again", request.order)
         self._streams[request.key].is_busy = False
         self._pending.appendleft(request)  # before all others: an EST may wait for it
+
+    def _start_all(self) -> None:
+        """Start the processes, which begin with what is pending."""
+        if self._shards.n_loaders:
+            self._processes += [self._start() for _ in range(self._n_processes)]
+            self._dispatch()
 
     def _start(self) -> _LoaderProcess:
         context = get_context("fork")  # the fork shares loaded libraries and data

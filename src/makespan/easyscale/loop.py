@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from makespan.easyscale.context import own_communication
-from makespan.easyscale.data import LoaderPool, Streams
+from makespan.easyscale.data import LoaderPool, LoaderState, Streams
 from makespan.easyscale.hosting import MiniBatchResult
 from makespan.easyscale.job import ElasticJob, RankMapping
-from makespan.easyscale.loop_parts import LoopParts, Variables, map_style
+from makespan.easyscale.loop_parts import LoopParts, Variables, map_style, unused_options
 from makespan.easyscale.loop_turns import LoopESTs, LoopMiniBatch, Together
 from makespan.easyscale.randomness import parameter_sha
 from makespan.easyscale.reduction import Reduction
@@ -58,15 +58,11 @@ class Generation(Together, Protocol):
     def reduction(self) -> Reduction:
         """Return the order and scaling of the sum of gradients."""
 
-    def loaders(
-        self,
-        stack: ExitStack,
-        data: Any,
-        collate: Any,
-        user_state: UserState,
-        positions: Mapping[int, Mapping[str, Any]] | None,
-    ) -> LoaderPool:
-        """Start the loaders of a map-style data set."""
+    def loaders(self, stack: ExitStack, data: Any, collate: Any, user_state: UserState) -> LoaderPool:
+        """Start the loaders of a map-style data set, which have no ESTs yet."""
+
+    def loader_states(self, positions: Mapping[int, Mapping[str, Any]] | None) -> dict[int, LoaderState]:
+        """Return the states of the loaders of this process, at the start or from positions in the data."""
 
     def saved(self, ranks: tuple[int, ...]) -> SavedJob | None:
         """Load the state to continue from into the parts; return the rest of it, None at the start."""
@@ -212,6 +208,7 @@ class TrainingLoop:
         self._stops = self._is_over = False
         generation.parts = SharedParts(parts.model, parts.states, parts.compared)
         others = {name: each for name, each in parts.states.items() if not isinstance(each, nn.Module)}
+        unused = unused_options(data)
         is_stream = callable(data) and not hasattr(data, "__getitem__")
         if not is_stream:
             data, collate = map_style(data, collate, generation.job)
@@ -221,6 +218,9 @@ class TrainingLoop:
                 "collate is given with a function as data; expected None, because it makes batches"
             )
         user_state = UserState(parts.model, modules, others)
+        pool: LoaderPool | None = None
+        if not is_stream:
+            pool = generation.loaders(stack, data, collate or default_collate, user_state)
         with own_communication():
             generation.check_equal("parameters", parameter_sha(parts.model, by_sum=True))
             ranks = generation.mapping.hosted[generation.number]
@@ -235,12 +235,14 @@ class TrainingLoop:
             )  # fmt: skip
             if saved is not None:
                 saved.install(parts.model, self._hosted.contexts)
+        self._hosted.local_notices |= unused
         positions = None if saved is None else saved.positions
         n_workers = generation.job.n_logical_workers
-        if is_stream:
+        if pool is None:
             self._data: Data = Streams(data, ranks, n_workers, positions, generation.job.seed)
         else:
-            self._data = generation.loaders(stack, data, collate or default_collate, user_state, positions)
+            pool.move(generation.loader_states(positions))
+            self._data = pool
         self._variables = Variables(modules, parts.known_ids() | {id(self), id(data)})
         self._word_sum = WordSum(parts.model.parameters())
         self._at_start: int | None = int(self._word_sum())

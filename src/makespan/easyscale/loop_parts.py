@@ -256,6 +256,24 @@ def _fields_of_loader(loader: "DataLoader[Any]", job: ElasticJob) -> tuple[Any, 
     return loader.dataset, loader.collate_fn
 
 
+def unused_options(data: Any) -> set[str]:
+    """Return notices of options of a data loader without effect: the run loads its data set itself."""
+    if not isinstance(data, DataLoader):
+        return set()
+    context = data.multiprocessing_context
+    is_forked = context is None or context.get_start_method() == "fork"
+    found = {
+        "persistent_workers=True": (data.persistent_workers, "loaders begin anew with each epoch"),
+        f"timeout={data.timeout:g}": (data.timeout > 0, "batches are waited for without a limit"),
+        "a multiprocessing_context": (not is_forked, "loader processes are forked"),
+    }
+    return {
+        f"data is a DataLoader with {option}, which has no effect: {instead}"
+        for option, (is_set, instead) in found.items()
+        if is_set
+    }
+
+
 # --- Variables of user code ---
 
 

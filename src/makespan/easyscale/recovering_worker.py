@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from makespan.easyscale.context import patch_distributed
-from makespan.easyscale.data import LoaderPool, LoaderState
+from makespan.easyscale.data import LoaderPool
 from makespan.easyscale.hosting import HostedESTs, MiniBatchResult
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import KERNEL_SET_VARIABLE
@@ -469,6 +469,7 @@ class RecoveringParts(RecoveringProcess):
 
     words_before = 1
     hosted: HostedESTs
+    data: LoaderPool
 
     def __init__(self, process: TrainingProcess) -> None:
         super().__init__(process)
@@ -480,8 +481,9 @@ class RecoveringParts(RecoveringProcess):
         self.is_partial = False  # whether it lacks parameters of others
 
     def load(self) -> None:
-        """Build the parts."""
+        """Build the parts, and start the loaders."""
         self.load_parts()
+        self.data = self.loaders(self.stack, self.data_set, self.collate, self.user_state)
 
     def take_over(
         self, assembly: Assembly, state: Mapping[str, Any] | None, ests: Mapping[int, Any]
@@ -495,7 +497,7 @@ class RecoveringParts(RecoveringProcess):
             self.shard_step, self.ready, self.is_partial = self.done, None, False
             return self._begun(assembly)
         self._finish_step(assembly.step)
-        self.whole, has_loaders = None, self.is_built
+        self.whole = None
         contexts = {rank: each["context"] for rank, each in ests.items()}
         if state is not None and not self.is_built:
             late = state["shared"]["late_buffers"]
@@ -508,10 +510,7 @@ class RecoveringParts(RecoveringProcess):
         if state is not None:
             self.hosted.contexts.install_shared(state["shared"]["of_all"])
         positions = {rank: each["loader"] for rank, each in ests.items()}
-        if has_loaders and isinstance(self.data, LoaderPool):
-            self.data.move({rank: LoaderState.from_values(each) for rank, each in positions.items()})
-        else:
-            self.data = self.loaders(self.stack, self.data_set, self.collate, self.user_state, positions)
+        self.data.move(self.loader_states(positions))
         self.done = self.whole = assembly.step
         self.rows = [row for row in self.rows if row["step"] <= assembly.step]
         self.exchange_shards(assembly)

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap, zip_longest
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -500,6 +501,18 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
         for name, (old, new) in sorted(pairs.items())
         if not is_opaque(new) and not same_value(old, new) and not is_filled_cache(old, new)
     }
+
+
+def unseen_changes(before: Any, now: Any) -> bool:
+    """Return True if a part of a captured value is another object than before, and marked as kept."""
+    if is_opaque(before) or is_opaque(now):
+        return not same_value(before, now)
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = before.keys() | now.keys()
+        return any(unseen_changes(before.get(key, ABSENT), now.get(key, ABSENT)) for key in keys)
+    if isinstance(before, list | tuple) and type(before) is type(now):
+        return any(starmap(unseen_changes, zip_longest(before, now, fillvalue=ABSENT)))
+    return False
 
 
 def is_generator(value: Any) -> bool:

@@ -335,13 +335,16 @@ class Generation:
     def build(self, stack: ExitStack) -> tuple[HostedESTs, LoaderPool]:
         """Build the parts, ESTs and loaders of the job, from its checkpoint if there is one."""
         self.load_parts()
+        pool = self.loaders(stack, self.data_set, self.collate, self.user_state)
         saved = self.saved(self.mapping.hosted[self.number])
         if saved is None:
-            return self.host(), self.loaders(stack, self.data_set, self.collate, self.user_state, None)
-        layout = None if saved.layout is None else tuple(map(tuple, saved.layout))
-        hosted = self.host(layout, saved.late_buffers)
-        saved.install(self.parts.model, hosted.contexts)
-        return hosted, self.loaders(stack, self.data_set, self.collate, self.user_state, saved.positions)
+            hosted = self.host()
+        else:
+            layout = None if saved.layout is None else tuple(map(tuple, saved.layout))
+            hosted = self.host(layout, saved.late_buffers)
+            saved.install(self.parts.model, hosted.contexts)
+        pool.move(self.loader_states(None if saved is None else saved.positions))
+        return hosted, pool
 
     def saved(self, ranks: tuple[int, ...]) -> SavedJob | None:
         """Load the checkpoint into the parts; return the rest of it for some ranks, None without one."""
@@ -381,30 +384,27 @@ class Generation:
             sums_on_host=self.sums_on_host,
         )  # fmt: skip
 
-    def loaders(
-        self,
-        stack: ExitStack,
-        data: Any,
-        collate: Any,
-        user_state: UserState,
-        positions: Mapping[int, Mapping[str, Any]] | None,
-    ) -> LoaderPool:
-        """Start the loaders of a map-style data set, at the start or from positions of a checkpoint."""
+    def loaders(self, stack: ExitStack, data: Any, collate: Any, user_state: UserState) -> LoaderPool:
+        """Start the loaders of a map-style data set, which have no ESTs yet."""
         job, request = self.job, self.request
         shards = Shards(
             job.n_logical_workers, job.micro_batch_size, job.seed, job.n_loaders, job.shuffle,
             job.drop_last_samples, job.drop_last_batch,
         )  # fmt: skip
-        states = {
-            rank: shards.start() if positions is None else LoaderState.from_values(positions[rank])
-            for rank in self.mapping.hosted[self.number]
-        }
         return stack.enter_context(
             LoaderPool(
-                data, shards, states, n_processes=request.loader_processes, prefetch=request.prefetch,
+                data, shards, n_processes=request.loader_processes, prefetch=request.prefetch,
                 collate=collate, user_state=user_state, private=self.private,
             )
         )  # fmt: skip
+
+    def loader_states(self, positions: Mapping[int, Mapping[str, Any]] | None) -> dict[int, LoaderState]:
+        """Return the states of the loaders of this process, at the start or from positions in the data."""
+        start = LoaderState(0, 0, (None,) * self.job.n_loaders)
+        return {
+            rank: start if positions is None else LoaderState.from_values(positions[rank])
+            for rank in self.mapping.hosted[self.number]
+        }
 
     def private(self) -> Iterable[Tensor]:
         """Return large tensors that no code of the user sees."""

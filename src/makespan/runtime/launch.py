@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 from makespan.cleanup import temporary_directory
 from makespan.errors import InputError, LostWorkerError, MakespanError, WorkerError
 from makespan.files import read_json, write_json
-from makespan.runtime.forkserver import Process, can_fork, fork_worker, how_ended
+from makespan.runtime.forkserver import HUGE_PAGES, Process, can_fork, fork_worker, how_ended
 
 # --- Machine ----------------------------------------------------------------------------------------
 
@@ -681,13 +681,18 @@ def check_gpus(launcher: Launcher, n_processes: int) -> None:
 def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
     """Return the environment that all processes of a run share."""
     inherited = {name: value for name, value in os.environ.items() if name not in _PROCESS_VARIABLES}
-    return inherited | {
-        "MAKESPAN_DEVICE": device,
-        # The limit of the whole run: the stall limit does not apply before all have met.
-        "MAKESPAN_TIMEOUT_S": repr(_NO_LIMIT_S if timeout_s is None else timeout_s),
-        "MAKESPAN_LAUNCHED_AT": repr(time.time()),
-        "PYTHONUNBUFFERED": "1",
-    }
+    # Huge pages, where Linux has them: new memory takes a page fault for each 2 MiB and not for each 4 KiB.
+    return (
+        {HUGE_PAGES: "1"}
+        | inherited
+        | {
+            "MAKESPAN_DEVICE": device,
+            # The limit of the whole run: the stall limit does not apply before all have met.
+            "MAKESPAN_TIMEOUT_S": repr(_NO_LIMIT_S if timeout_s is None else timeout_s),
+            "MAKESPAN_LAUNCHED_AT": repr(time.time()),
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
 
 
 def _thread_variables(threads: int) -> dict[str, str]:
