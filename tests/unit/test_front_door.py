@@ -125,6 +125,11 @@ def test_arguments_that_would_have_no_effect_are_refused(naive, tmp_path):
             makespan.scenario("base", n_jobs=2, **given)
     with pytest.raises(InputError, match="jobs in Python have no file format, got file_format 'helios'"):
         makespan.scenario(naive.jobs, file_format="helios")
+    for source in ("emulated", "measured"):
+        with pytest.raises(
+            InputError, match=f"source '{source}' reads no published files, got published_dir"
+        ):
+            makespan.scenario("naive", source=source, published_dir=".")
     for source in ("emulated", "published"):
         with pytest.raises(
             InputError, match=f"source '{source}' reads no tables of your own, got measured_dir"

@@ -154,6 +154,7 @@ def test_tables_that_cannot_be_judged_are_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("MAKESPAN_PUBLISHED_DIR", raising=False)
     check("validate-public", "no tables are given; expected CSV files")
     check("validate-public --published-dir .", "public-rows: no such folder; expected the 13 tables")
+    check("validate-public rows.csv --published-dir .", "is read only if no tables are given, got rows.csv")
     check("validate-public nowhere.csv", "nowhere.csv")
     check("validate-public .", "has no CSV file; expected tables of measured rows")
     (tmp_path / "rows.csv").write_text(",".join(COLUMNS) + "\n")

@@ -204,6 +204,9 @@ def test_a_scenario_of_jobs_has_a_catalogue_of_what_they_train():
 def test_published_files_are_found_by_the_environment_too(monkeypatch, published_dir):
     monkeypatch.setenv("MAKESPAN_PUBLISHED_DIR", str(published_dir))
     assert len(scenario("naive", source="published").jobs) == 10
+    monkeypatch.setenv("MAKESPAN_PUBLISHED_DIR", "")
+    with pytest.raises(MakespanError, match="expected a directory with the published files"):
+        scenario("naive", source="published")
     monkeypatch.delenv("MAKESPAN_PUBLISHED_DIR")
     with pytest.raises(MakespanError, match="expected a directory with the published files"):
         scenario("naive", source="published")
