@@ -9,7 +9,7 @@ process has the number of mini-batches done of each parameter, and of those that
 import random
 from collections import deque
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.recovery import (
@@ -213,6 +213,7 @@ class Process:
             if world.is_sharded:
                 self.step_shard(step)
             ending, self.done = max(results.values()), step
+            world.trained.setdefault(step, set()).add(generation)  # its row is there before shards are sent
             self.contexts = {kept: held for kept, held in self.contexts.items() if kept >= step}
             if world.is_sharded:
                 stepped = world.stepped.setdefault((generation, step), {})
@@ -223,7 +224,6 @@ class Process:
                     assert number in stepped[self.nodes[number % len(self.nodes)]]
                     self.parameters[number] = step
             ending = max(ending, 2 * (step % world.save_every == 0))
-            world.trained.setdefault(step, set()).add(generation)
             yield
         is_over = self.done == world.end
         is_left = (world.is_suspended and ending == 2) or (is_over and not world.has_loop)
@@ -323,6 +323,9 @@ class World:
 
 
 @settings(max_examples=150, deadline=None)
+@example(
+    mapping="0/1,2/3", survives=1, save_every=5, has_loop=False, is_sharded=True, seed=109699, rate=0.002
+)  # lost before shards are sent
 @given(
     mapping=st.sampled_from(["0/1/2/3", "0,1/2,3", "0/1,2/3", "3,1/0,2", "0,1,2,3"]),
     survives=st.integers(1, 3),
