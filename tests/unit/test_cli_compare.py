@@ -168,7 +168,7 @@ def test_an_interrupt_prints_what_is_done_and_writes_nothing(
     monkeypatch.setattr(PolicyProgress, "__call__", interrupt)
     options = ("--workers", workers, "--output", "table.csv", "--jobs", "60", "--workload", "base")
     result = run("--policies", "fifo,morphling-lookahead,sia", *options, *form)
-    assert result.exit_code == 1 and "Aborted!" in result.stderr
+    assert result.exit_code == 130 and "Aborted!" in result.stderr
     shown = result.stderr if form else result.stdout
     row = next(line for line in shown.splitlines() if line.startswith("fifo ")).split()
     assert row[7:9] == ["1.00", "1.00"] or row[8:10] == ["1.00", "1.00"]

@@ -198,7 +198,7 @@ def test_an_interrupt_ends_a_comparison_and_its_processes(after_s: float, tmp_pa
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes hear it
     _, complaints = process.communicate(timeout=3600)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Aborted!" in complaints and "Traceback" not in complaints
     assert list(tmp_path.iterdir()) == []
     assert group_ended(process.pid)

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +16,13 @@ from makespan.units import printable
 
 _WIDTH = 96
 _ERRORS = 2  # file descriptor
+_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 _HEAD = """# Command line
 
 Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
 error stream, exit status 2, and leaves no file behind. Exit status 1 means that the work was done and
-the answer is no: a schedule is impossible, a bound is missed. What solvers and other native libraries
-print goes to the error stream.
+the answer is no: a schedule is impossible, a bound is missed. A command that Ctrl-C interrupts ends with
+status 130. What solvers and other native libraries print goes to the error stream.
 
 Two options mean the same everywhere. `--json` prints the result as JSON, alone on the standard output.
 `--quiet` shows no progress; reports on the input, warnings and errors remain on the error stream. Long
@@ -159,6 +161,11 @@ class LazyGroup(click.Group):
         """Run the command; errors that the package raises on purpose are shown without a traceback."""
         try:
             return super().invoke(ctx)
+        except (click.Abort, KeyboardInterrupt):
+            from makespan.cli.options import say
+
+            say("Aborted!", err=True)
+            raise click.exceptions.Exit(_INTERRUPTED) from None
         except MakespanError as error:
             raise Failure(str(error)) from None
         except click.UsageError as error:
