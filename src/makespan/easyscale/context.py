@@ -377,6 +377,7 @@ class Contexts:
                 )
             self.notices.append(f"{problem}; if a forward pass advances it, use a counter instead")
         self._shared_python: set[str] = set()
+        self._unsure = set[str]()  # of these, the ones that changed where nobody watched who changed them
         self._is_in_place = False
         self._changed_registered: set[str] = set()
         self._missed: set[str] = set()
@@ -724,6 +725,12 @@ class Contexts:
                 self._check_kind(name, self._python.get(name, ABSENT), now.get(name, ABSENT))
                 self._notice_opaque(name, now.get(name, ABSENT), "code after the sum of gradients")
             self._shared_python |= changed
+            self._unsure -= changed
+            for name in sorted(self._unsure & self._missed & self._shared_python):
+                self.notices.append(
+                    f"{name} changed in a mini-batch in which nobody looked by what, and has one value for "
+                    "all logical workers; if a forward pass changes it, use a buffer, or call register_state"
+                )
             self._python = now
 
     def shared_values(self, *, records: bool = True) -> dict[str, Any]:
@@ -768,7 +775,7 @@ class Contexts:
         }
         values["the random states after the sum of gradients"] = _plain_states(self._shared_states)["random"]
         if self._user is not None:
-            values |= without_ids(self._user.take(sorted(self._shared_python)))
+            values |= without_ids(self._user.take(sorted(self._shared_python - self._unsure)))
         return {name: value_sha(value) for name, value in values.items()}
 
     # --- state in Python ---
@@ -778,8 +785,16 @@ class Contexts:
         self.store()
         if self._user is None:
             return
-        now = self._user.snapshot(self._python_names())
+        before, now = self._python, self._user.snapshot(self._python_names())
         self._missed = self._changed_in_python(now, self._shared_python)
+        for name in sorted(self._missed):
+            old, new = before.get(name, ABSENT), now.get(name, ABSENT)
+            self._check_kind(name, old, new)
+            if is_opaque(new):
+                self._notice_opaque(name, new, "training code")
+            elif not is_filled_cache(old, new):
+                self._shared_python.add(name)
+                self._unsure.add(name)
         self._python, self._watched_python = now, dict(now)
 
     def _changed_in_python(self, now: Mapping[str, Any], left_out: set[str]) -> set[str]:

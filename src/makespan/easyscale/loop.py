@@ -7,6 +7,7 @@ generation goes on with it.
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -72,6 +73,9 @@ class Generation(Together, Protocol):
 
     def between(self) -> None:
         """Do what is due between two mini-batches."""
+
+    def saves_after(self, step: int) -> bool:
+        """Return True if a checkpoint is written after a mini-batch, whatever happens until then."""
 
     def watches(self) -> bool:
         """Return True if the next mini-batch looks for changes by user code."""
@@ -164,6 +168,23 @@ class LoopRun:
         self._loop = TrainingLoop(self._generation, parts, data, collate, self._modules, self._stack)
         return self._loop
 
+    def suspended(self, error: LoopSuspended) -> None:
+        """Look for variables whose changes are lost where the function is called again.
+
+        Raises
+        ------
+        makespan.errors.InputError
+            A variable that changed has tensors.
+        """
+        frame = None
+        for each, _ in walk_tb(error.__traceback__):  # those of the user come before those of the loop
+            is_own = each.f_globals.get("__name__", "").startswith("makespan.")
+            if is_own and frame is not None:
+                break
+            frame = None if is_own else each
+        if self._loop is not None and frame is not None:
+            self._loop._hosted.local_notices |= self._loop._variables.changes(frame)
+
     def close(self) -> None:
         """Leave a turn that an error has interrupted."""
         if self._loop is not None:
@@ -212,7 +233,7 @@ class TrainingLoop:
         is_stream = callable(data) and not hasattr(data, "__getitem__")
         if not is_stream:
             data, collate = map_style(data, collate, generation.job)
-            others["data"] = data
+            others |= {"data": data, "collate": collate}
         elif collate is not None:
             raise InputError(
                 "collate is given with a function as data; expected None, because it makes batches"
@@ -243,7 +264,7 @@ class TrainingLoop:
         else:
             pool.move(generation.loader_states(positions))
             self._data = pool
-        self._variables = Variables(modules, parts.known_ids() | {id(self), id(data)})
+        self._variables = Variables(modules, parts.known_ids() | {id(self), id(data), id(collate)})
         self._word_sum = WordSum(parts.model.parameters())
         self._at_start: int | None = int(self._word_sum())
         with own_communication():
@@ -286,7 +307,7 @@ class TrainingLoop:
         elif self._current is not None:
             number = generation.done - generation.first_step
             self._finish(stops=self._stops)
-            if is_watched(number):
+            if is_watched(number) or generation.saves_after(self.step):
                 hosted.local_notices |= self._variables.changes(frame)
         with own_communication():
             generation.between()

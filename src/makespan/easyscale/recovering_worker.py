@@ -754,6 +754,7 @@ class RecoveringLoop(RecoveringProcess):
         """
         self.stack.close()
         if "hosted" in vars(self):
+            self.notices.update(self.hosted.notices, self.hosted.contexts.notices, self.data.notices)
             self.hosted.contexts.discard()
         for name in ("hosted", "data", "parts"):
             vars(self).pop(name, None)

@@ -15,9 +15,10 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap, zip_longest
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _INTERNAL = set(vars(nn.Module())) - {"training"}
 PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 """Types that a checkpoint holds as they are."""
 _OPEN = (nn.Module, SimpleNamespace, argparse.Namespace)
+_CALLABLES = (FunctionType, MethodType, partial)
 _STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _MOST_ITEMS = 10_000  # of containers of one value that a snapshot looks at
 _LARGE_BYTES, _MOST_BYTES = 1 << 23, 1 << 26
@@ -54,7 +56,7 @@ def is_watched(number: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a value: a key of a dictionary, an attribute of a class, or a cell of a closure."""
+    """Place of a value: a key of a dictionary, an attribute of a class or function, a cell of a closure."""
 
     owner: Any
     key: str
@@ -64,6 +66,8 @@ class _Place:
             return self.owner.get(self.key, ABSENT)
         if isinstance(self.owner, type):
             return vars(self.owner).get(self.key, ABSENT)
+        if isinstance(self.owner, _CALLABLES):
+            return getattr(self.owner, self.key)
         try:
             return self.owner.cell_contents
         except ValueError:
@@ -80,7 +84,9 @@ class _Place:
                 setattr(self.owner, self.key, value)
             elif self.key in vars(self.owner):
                 delattr(self.owner, self.key)
-        elif value is not ABSENT:
+        elif isinstance(self.owner, FunctionType):
+            setattr(self.owner, self.key, value)
+        elif value is not ABSENT and isinstance(self.owner, CellType):  # others hold what changes in place
             self.owner.cell_contents = value
 
 
@@ -139,7 +145,7 @@ class UserState:
 
     def places(self) -> dict[str, _Place]:
         """Return the current places of values, by name."""
-        places: dict[str, _Place] = {}
+        places, seen = dict[str, _Place](), set[int]()
         for path, module in self._model.named_modules():
             is_of_user = not type(module).__module__.startswith("torch.")
             prefix = f"model.{path}" if path else "model"
@@ -147,6 +153,9 @@ class UserState:
                 if key not in _INTERNAL and (is_of_user or type(value) in PLAIN_TYPES):
                     places[f"{prefix}.{key}"] = _Place(vars(module), key)
         for label, other in self._named.items():
+            if isinstance(other, _CALLABLES):
+                places |= self._held(label, other, seen)
+                continue
             left_out = _left_out(other)
             places |= {
                 f"{label}.{key}": _Place(vars(other), key) for key in vars(other) if key not in left_out
@@ -156,7 +165,9 @@ class UserState:
                 if key.startswith("__") or isinstance(value, ModuleType):
                     continue
                 name = f"{label}:{key}"
-                if isinstance(value, type | FunctionType):
+                if isinstance(value, _CALLABLES):
+                    places |= self._held(name, value, seen)
+                elif isinstance(value, type):
                     if value.__module__ == module.__name__ and value.__name__ == key:
                         places |= self._inside(name, value)
                 elif id(value) not in self._others:
@@ -167,14 +178,41 @@ class UserState:
         self._known |= {id(part) for part in self._model.buffers()}
         return places
 
-    def _inside(self, name: str, value: "type | FunctionType") -> Iterator[tuple[str, _Place]]:
-        """Places in a class, or in a function and what it closes over."""
-        if isinstance(value, FunctionType):
-            for key in vars(value):
-                yield f"{name}.{key}", _Place(vars(value), key)
-            for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                yield f"{name}.{key}", _Place(cell, key)
+    def _held(self, name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, _Place]]:
+        """Places in what a callable holds.
+
+        These are attributes, closure and defaults of a function of the user, arguments of a partial function,
+        the object of a method, and the same of callables in these.
+        """
+        if id(value) in seen:
             return
+        seen.add(id(value))
+        if isinstance(value, partial):
+            held = [(key, _Place(value, key)) for key in ("func", "args", "keywords")]
+        elif isinstance(value, MethodType):
+            held = [("__self__", _Place(value, "__self__"))]
+        elif value.__module__ not in self._names:
+            return
+        else:
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            held = [(key, _Place(vars(value), key)) for key in vars(value)]
+            held += [(key, _Place(cell, key)) for key, cell in cells if id(cell) not in seen]
+            held += [
+                (key, _Place(value, key))
+                for key in ("__defaults__", "__kwdefaults__")
+                if not _is_plain(getattr(value, key))
+            ]
+        for key, place in held:
+            inner = place.get()
+            if isinstance(place.owner, CellType):
+                seen.add(id(place.owner))
+            if isinstance(inner, _CALLABLES):
+                yield from self._held(f"{name}.{key}", inner, seen)
+            else:
+                yield f"{name}.{key}", place
+
+    def _inside(self, name: str, value: type) -> Iterator[tuple[str, _Place]]:
+        """Places in a class."""
         for key, attribute in vars(value).items():
             if (
                 not key.startswith("__")
@@ -438,6 +476,11 @@ class StateComparison:
         if isinstance(before, list | tuple) and type(before) is type(now):
             return any(map(self.differs_in_tensors, before, now))
         return False
+
+
+def _is_plain(defaults: Any) -> bool:
+    values = defaults.values() if isinstance(defaults, dict) else defaults or ()
+    return all(type(value) in PLAIN_TYPES for value in values)
 
 
 def _kind(kind: type, names: Mapping[str, str]) -> str:

@@ -227,7 +227,8 @@ class Generation:
                 finally:
                     run.close()
                 run.end()
-            except LoopSuspended:
+            except LoopSuspended as error:
+                run.suspended(error)
                 return False
         return True
 
