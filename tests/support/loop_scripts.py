@@ -805,6 +805,11 @@ def gathered(run):
         mini_batch.step(optimizer)
 
 
+class Doubling(torch.utils.data.DataLoader):
+    def __iter__(self):
+        return ((2 * inputs, targets) for inputs, targets in super().__iter__())
+
+
 def wrong(run, kind):
     """A loop with one mistake."""
     model, optimizer = plain_parts()
@@ -829,6 +834,13 @@ def wrong(run, kind):
     if kind == "sampler":
         sampler = torch.utils.data.WeightedRandomSampler(torch.ones(60), 60)
         arguments["data"] = torch.utils.data.DataLoader(Rows(), batch_size=4, sampler=sampler)
+    if kind in ("replacement", "fewer samples", "own order"):
+        options = {"replacement": {"replacement": True}, "fewer samples": {"num_samples": 8}}
+        options["own order"] = {"generator": torch.Generator()}
+        sampler = torch.utils.data.RandomSampler(Rows(), **options[kind])
+        arguments["data"] = torch.utils.data.DataLoader(Rows(), batch_size=4, sampler=sampler)
+    if kind == "own loader":
+        arguments["data"] = Doubling(Rows(), batch_size=4, shuffle=True)
     if kind == "synchronised":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(model, nn.BatchNorm1d(CLASSES)))
         arguments["model"] = model

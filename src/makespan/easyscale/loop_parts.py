@@ -229,7 +229,13 @@ def map_style(data: Any, collate: Any, job: ElasticJob) -> tuple[Any, Any]:
 
 def _fields_of_loader(loader: "DataLoader[Any]", job: ElasticJob) -> tuple[Any, Any]:
     """Return data set and collate function of a data loader whose other options are those of the job."""
-    sampler = loader.sampler
+    sampler: Any = loader.sampler
+    iterating = next(each for each in type(loader).__mro__ if "__iter__" in vars(each))
+    if iterating.__module__.partition(".")[0] not in ("torch", "torchdata"):
+        raise InputError(
+            f"data is a {type(loader).__name__}, a DataLoader with an __iter__ of its own; expected a plain "
+            f"DataLoader, whose data set and collate_fn the loop takes, or {_STREAM}"
+        )
     shuffles = {RandomSampler: True, SequentialSampler: False}.get(type(sampler))
     if shuffles is None:
         raise InputError(
@@ -240,6 +246,17 @@ def _fields_of_loader(loader: "DataLoader[Any]", job: ElasticJob) -> tuple[Any, 
         name = "generator" if loader.worker_init_fn is None else "worker_init_fn"
         raise InputError(
             f"data is a DataLoader with a {name}; expected none: the job's seed decides all draws"
+        )
+    n_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    odd = {
+        "replacement=True": getattr(sampler, "replacement", False),
+        "a generator": getattr(sampler, "generator", None) is not None,
+        "another number of samples": n_samples is not None and len(sampler) != n_samples,
+    }
+    for name in (name for name, is_set in odd.items() if is_set):
+        raise InputError(
+            f"data is a DataLoader with a {type(sampler).__name__} with {name}; expected shuffle=True or "
+            f"False, because the loop deals out samples as DistributedSampler does, or {_STREAM}"
         )
     pairs = {
         "micro_batch_size": (loader.batch_size, job.micro_batch_size),
