@@ -18,7 +18,8 @@ JOB = Path(__file__).parents[1] / "support" / "milestone_job.py"
 STEPS = 11
 COMMON = {"n_logical_workers": 2, "micro_batch_size": 4, "n_loaders": 0, "fold": "ring"}
 PARTS = {"model": f"{JOB}:model", "optimizer": f"{JOB}:optimizer", "data": f"{JOB}:Samples"}
-HELD = ("closure", "decorated", "default", "partial", "method")
+HELD = ("closure", "decorated", "default", "partial", "method", "slotted", "phased")
+MODELS = ("with_attribute", "with_closure", "with_function")
 LOST = "changes in the loop, and no checkpoint holds it"
 
 
@@ -46,16 +47,15 @@ def changed(folder, *stops, **job):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """Losses of stock training, by the loss of the job; the first one has a milestone."""
+    """Jobs, and the losses of their stock training, by name."""
     path = tmp_path_factory.mktemp("stock")
-    jobs = [PARTS | {"loss": f"{JOB}:loss", "after_reduce": f"{JOB}:at_a_milestone"}]
-    jobs += [PARTS | {"loss": f"{JOB}:{name}"} for name in HELD]
-    trainers = [
-        ElasticTrainer(**COMMON, **job, run_dir=path / str(number)) for number, job in enumerate(jobs)
-    ]
+    jobs = {name: PARTS | {"loss": f"{JOB}:{name}"} for name in ("loss", *HELD)}
+    jobs |= {name: jobs["loss"] | {"model": f"{JOB}:{name}"} for name in MODELS}
+    jobs["milestone"] = jobs["loss"] | {"after_reduce": f"{JOB}:at_a_milestone"}
+    jobs["part"] = jobs["loss"] | {"data": f"{JOB}:part", "after_reduce": f"{JOB}:alter", "n_loaders": 2}
+    trainers = [ElasticTrainer(**(COMMON | job), run_dir=path / name) for name, job in jobs.items()]
     runs = train_stock([trainer.job for trainer in trainers], STEPS)
-    found = [(job, losses(run.steps)) for job, run in zip(jobs, runs, strict=True)]
-    return dict(zip(("milestone", *HELD), found, strict=True))
+    return {name: (job, losses(run.steps)) for (name, job), run in zip(jobs.items(), runs, strict=True)}
 
 
 @pytest.mark.parametrize("stops", [(5,), (6,), (10,), (3, 6, 9)])
@@ -70,8 +70,8 @@ def test_so_it_is_in_a_loop(tmp_path):
     assert changed(tmp_path / "changed", 10, **job) == expected
 
 
-@pytest.mark.parametrize("name", HELD)
-def test_what_a_loss_holds_belongs_to_each_logical_worker(stock, tmp_path, name):
+@pytest.mark.parametrize("name", [*HELD, *MODELS, "part"])
+def test_what_functions_hold_belongs_to_each_logical_worker(stock, tmp_path, name):
     job, expected = stock[name]
     assert constant(tmp_path / "constant", **job) == expected
     assert changed(tmp_path / "changed", 3, 6, **job) == expected

@@ -3,6 +3,7 @@
 Mini-batch 5 is one of those in which nobody compares the values that user code keeps.
 """
 
+import enum
 import functools
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from killers import hold_mini_batches
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 LATE = 5
 DONE, WEIGHT = 0, 1.0
@@ -112,6 +113,108 @@ def decorated(outputs, targets):
 
 def default(outputs, targets, calls=[]):  # noqa: B006 - what is tested
     return of_list(calls, outputs, targets)
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+
+class Phase(enum.Enum):
+    WARM = 1.25
+    COLD = 0.75
+
+
+slots, phase = Slotted(), Phase.WARM
+slots.calls = 0
+
+
+def slotted(outputs, targets):
+    slots.calls += 1
+    return loss(outputs, targets) * (1 + slots.calls / 8)
+
+
+def phased(outputs, targets):
+    global phase
+    phase = Phase.COLD if phase is Phase.WARM else Phase.WARM
+    return loss(outputs, targets) * phase.value
+
+
+# --- models with hooks, and with functions as attributes ---
+
+
+def with_attribute():
+    """Return a model of torch's modules, of which a hook keeps a mean in an attribute of one."""
+    trained = model()
+    trained[0].mean = torch.zeros(8)
+
+    def follow(module, inputs, outputs):
+        module.mean = module.mean * 0.75 + outputs.detach().mean(0)
+        return outputs + module.mean
+
+    trained[0].register_forward_hook(follow)
+    return trained
+
+
+def with_closure():
+    trained, kept = model(), [torch.zeros(8)]
+
+    def follow(module, inputs, outputs):
+        kept[0] = kept[0] * 0.75 + outputs.detach().mean(0)
+        return outputs + kept[0]
+
+    trained[0].register_forward_hook(follow)
+    return trained
+
+
+class Weighted(nn.Module):
+    def __init__(self, weigh):
+        super().__init__()
+        self.inner, self.weigh = model(), weigh
+
+    def forward(self, inputs):
+        return self.inner(self.weigh(inputs))
+
+
+def with_function():
+    calls = 0
+
+    def weigh(inputs):
+        nonlocal calls
+        calls += 1
+        return inputs * (1 + calls / 8)
+
+    return Weighted(weigh)
+
+
+# --- data sets in data sets, and with functions as attributes ---
+
+
+def doubled(row):
+    return row * 2
+
+
+class Altered(Samples):
+    alter, factor = None, 1.0
+
+    def __getitem__(self, index):
+        row, target = super().__getitem__(index)
+        return (row if self.alter is None else self.alter(row)) * self.factor, target
+
+
+PART = Subset(Altered(), range(32))
+
+
+def part():
+    return PART
+
+
+def alter(_):
+    """Double the samples from the second epoch on, and make them smaller in each epoch."""
+    global DONE
+    DONE += 1
+    if DONE % 4 == 0:
+        PART.dataset.alter = doubled
+        PART.dataset.factor *= 0.5
 
 
 # --- functions that join samples, with state that training code changes ---

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from itertools import starmap, zip_longest
 from pathlib import Path
@@ -32,9 +33,10 @@ from makespan.training.bits import has_equal_bits
 ABSENT = ("absent",)
 """Marks a value that does not exist (yet)."""
 _INTERNAL = set(vars(nn.Module())) - {"training"}
+_HOOKS = tuple(sorted(name for name in _INTERNAL if name.endswith("_hooks")))
 PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 """Types that a checkpoint holds as they are."""
-_OPEN = (nn.Module, SimpleNamespace, argparse.Namespace)
+_OPEN = (nn.Module, SimpleNamespace, argparse.Namespace, torch.utils.data.Dataset)
 _CALLABLES = (FunctionType, MethodType, partial)
 _STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _MOST_ITEMS = 10_000  # of containers of one value that a snapshot looks at
@@ -150,8 +152,11 @@ class UserState:
             is_of_user = not type(module).__module__.startswith("torch.")
             prefix = f"model.{path}" if path else "model"
             for key, value in vars(module).items():
-                if key not in _INTERNAL and (is_of_user or type(value) in PLAIN_TYPES):
+                if key not in _INTERNAL and (is_of_user or _is_of_user(module, key, value)):
                     places[f"{prefix}.{key}"] = _Place(vars(module), key)
+            for kind in _HOOKS:
+                for number, key in enumerate(hooks := vars(module)[kind]):
+                    places[f"{prefix}.{kind}.{number}"] = _Place(hooks, key)
         for label, other in self._named.items():
             if isinstance(other, _CALLABLES):
                 places |= self._held(label, other, seen)
@@ -165,13 +170,13 @@ class UserState:
                 if key.startswith("__") or isinstance(value, ModuleType):
                     continue
                 name = f"{label}:{key}"
-                if isinstance(value, _CALLABLES):
-                    places |= self._held(name, value, seen)
-                elif isinstance(value, type):
-                    if value.__module__ == module.__name__ and value.__name__ == key:
-                        places |= self._inside(name, value)
+                if isinstance(value, type) and value.__module__ == module.__name__ and value.__name__ == key:
+                    places |= self._inside(name, value)
                 elif id(value) not in self._others:
                     places[name] = _Place(vars(module), key)
+        for name, place in list(places.items()):
+            if isinstance(value := place.get(), _CALLABLES):
+                places |= self._held(name, value, seen)
         self._found = places
         self._known = {id(part) for part in self._model.modules()} | self._others
         self._known |= {id(part) for part in self._model.parameters()}
@@ -313,6 +318,10 @@ class UserState:
             return now
         if kind == "object":
             return self._object(name, rest[0], rest[1], now)
+        if kind == "named":
+            return _found_in(self._modules.get(rest[0]), rest[1])
+        if kind == "member":
+            return self._class(name, rest[0])[rest[1]]
         if kind == "stepper":
             if not isinstance(now, _STEPPERS) or _kind(type(now), self._names) != rest[0]:
                 problem = f"{name} is {type(now).__name__}, and the checkpoint has a {rest[0]} there"
@@ -347,19 +356,28 @@ class UserState:
 
     def _object(self, name: str, kind: str, values: Mapping[str, Any], now: Any) -> Any:
         if now is None or now is ABSENT or _kind(type(now), self._names) != kind:
-            home, _, label = kind.rpartition(":")
-            its_class = getattr(self._modules.get(home), label, None)
-            if not isinstance(its_class, type):
-                raise CheckpointError(
-                    f"{name} is a {kind}, which cannot be found; expected its class in the code of the job"
-                )
-            now = object.__new__(its_class)  # without __init__, which may need arguments
-        inside = vars(now)
+            now = object.__new__(self._class(name, kind))  # without __init__, which may need arguments
+        inside, slots = getattr(now, "__dict__", {}), _slots(type(now))
         for key in [key for key in inside if key not in values]:
             del inside[key]
+        for key in [key for key in slots if hasattr(now, key) and key not in values]:
+            object.__delattr__(now, key)
         for key, value in values.items():
-            inside[key] = self._made(name, value, inside.get(key))
+            if key in slots:  # also those of frozen data classes
+                object.__setattr__(now, key, self._made(name, value, getattr(now, key, None)))
+            else:
+                inside[key] = self._made(name, value, inside.get(key))
         return now
+
+    def _class(self, name: str, kind: str) -> Any:
+        """Return the class of the user that `_kind` describes."""
+        home, _, label = kind.rpartition(":")
+        found = _found_in(self._modules.get(home), label)
+        if not isinstance(found, type):
+            raise CheckpointError(
+                f"{name} is a {kind}, which cannot be found; expected its class in the code of the job"
+            )
+        return found
 
 
 class _Taking:
@@ -439,8 +457,14 @@ class _Taking:
             return ("stepper", _kind(type(value), self._names), self.take(value.state_dict()))
         kind = type(value)
         is_open = kind.__module__ in self._names or isinstance(value, _OPEN)
-        if is_open and not isinstance(value, type) and hasattr(value, "__dict__"):
-            inside = {key: self.take(attribute) for key, attribute in vars(value).items()}
+        if isinstance(value, type | FunctionType) and (home := self._names.get(value.__module__)):
+            if _found_in(sys.modules.get(value.__module__), value.__qualname__) is value:
+                return ("named", home, value.__qualname__)
+            return ("kept", kind.__name__, id(value))
+        if is_open and isinstance(value, Enum):
+            return ("member", _kind(kind, self._names), value.name)
+        if is_open and not isinstance(value, type) and (hasattr(value, "__dict__") or _slots(kind)):
+            inside = {key: self.take(attribute) for key, attribute in _attributes(value).items()}
             return ("object", _kind(kind, self._names), inside)
         return ("kept", kind.__name__, id(value))
 
@@ -481,6 +505,42 @@ class StateComparison:
 def _is_plain(defaults: Any) -> bool:
     values = defaults.values() if isinstance(defaults, dict) else defaults or ()
     return all(type(value) in PLAIN_TYPES for value in values)
+
+
+def _found_in(module: ModuleType | None, label: str) -> Any:
+    """Return the object of a qualified name in a module, None for none."""
+    found: Any = module
+    for part in label.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_of_user(module: nn.Module, key: str, value: Any) -> bool:
+    """Return True for an attribute of a torch module that user code may have set and may change.
+
+    Weights that hooks of torch compute before each pass are no state, nor is what a traced graph knows.
+    """
+    if type(value) in PLAIN_TYPES:
+        return True
+    is_computed = key == "meta" or any(
+        name.startswith(f"{key}_") for name in (*module._parameters, *module._buffers)
+    )
+    return isinstance(value, Tensor | np.ndarray | list | dict | set | deque) and not is_computed
+
+
+def _slots(kind: type) -> list[str]:
+    """Return the names of the slots of a class and its bases."""
+    found = list[str]()
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
+    inside = {key: getattr(value, key) for key in _slots(type(value)) if hasattr(value, key)}
+    return inside | getattr(value, "__dict__", {})
 
 
 def _kind(kind: type, names: Mapping[str, str]) -> str:
