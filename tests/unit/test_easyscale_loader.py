@@ -323,6 +323,34 @@ def test_loaders_see_changed_values_with_the_next_epoch_also_those_that_begin_la
         assert [pool.next(0).tolist() for _ in range(4)] == [*taken[5:8], [0, 1000]]
 
 
+@pytest.mark.parametrize("n_loaders", [0, 2])
+def test_samples_are_dealt_out_anew_where_the_data_set_has_another_length(n_loaders):
+    class Growing(Scaled):
+        size = 8
+
+        def __len__(self):
+            return self.size
+
+    data, shards = Growing(), Shards(1, 2, 0, n_loaders=n_loaders, shuffle=False)
+
+    def pool_from(state):
+        user = UserState(torch.nn.Linear(1, 1), [], {"data": data})
+        return LoaderPool(data, shards, {0: state}, n_processes=1, prefetch=6, user_state=user)
+
+    with pool_from(shards.start()) as pool:
+        taken = [pool.next(0).tolist() for _ in range(2)]
+        data.size, inside = 12, through_a_file(pool.state(0))  # an epoch keeps its samples
+        taken += [pool.next(0).tolist() for _ in range(8)]
+        data.size = 4
+        taken += [pool.next(0).tolist() for _ in range(3)]
+    assert taken[:4] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert taken[4:10] == [*taken[:4], [8, 9], [10, 11]]
+    assert taken[10:] == [*taken[:2], taken[0]]
+    data.size = 12
+    with pool_from(inside) as pool:
+        assert [pool.next(0).tolist() for _ in range(8)] == taken[2:10]
+
+
 @pytest.mark.parametrize("n_processes", [0, 2])
 def test_loaders_begin_anew_where_objects_that_cannot_be_sent_have_changed(n_processes):
     class Changing(Scaled):

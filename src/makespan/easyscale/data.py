@@ -72,12 +72,15 @@ class LoaderState:
         batch in this epoch.
     python
         Python values that loaders see in this epoch, if training code has changed them: see `LoaderPool`.
+    n_samples
+        Length that the data set had when this epoch began; None before its first batch.
     """
 
     epoch: int
     batch: int
     streams: tuple[bytes | None, ...]
     python: Mapping[str, Any] = field(default_factory=dict)
+    n_samples: int | None = None
 
     def values(self) -> dict[str, Any]:
         """Return the state as plain values and uint8 tensors, for a checkpoint."""
@@ -86,6 +89,7 @@ class LoaderState:
             for states in self.streams
         ]
         plain: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch, "streams": streams}
+        plain |= {} if self.n_samples is None else {"n_samples": self.n_samples}
         return plain | ({"python": dict(self.python)} if self.python else {})
 
     @staticmethod
@@ -93,7 +97,8 @@ class LoaderState:
         """Rebuild the state from its `values`."""
         streams = (None if states is None else states.numpy().tobytes() for states in values["streams"])
         python = values.get("python", {})
-        return LoaderState(int(values["epoch"]), int(values["batch"]), tuple(streams), python)
+        epoch, batch = int(values["epoch"]), int(values["batch"])
+        return LoaderState(epoch, batch, tuple(streams), python, values.get("n_samples"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,7 +596,8 @@ class _Stream:
 class _Cursor:
     """Next batch of an EST; ``next_request`` has epoch and batch of the next batch to request.
 
-    ``python`` has the changed Python values that loaders see in the epoch.
+    ``python`` has the changed Python values that loaders see in the epoch, ``n_samples`` the lengths of the
+    data set that batches of ``epochs`` follow from.
     """
 
     epoch: int
@@ -600,6 +606,7 @@ class _Cursor:
     python: Mapping[str, Any]
     ahead: deque[_Request] = field(default_factory=deque)
     epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    n_samples: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -777,7 +784,8 @@ class LoaderPool:
         cursor = self._cursors[rank]
         keys = [(rank, cursor.epoch, stream) for stream in range(self._shards.n_loaders)]
         streams = tuple(self._before_next(cursor, key) for key in keys)
-        return LoaderState(cursor.epoch, cursor.batch, streams, cursor.python if cursor.batch else {})
+        python, n_samples = (cursor.python, cursor.n_samples[cursor.epoch]) if cursor.batch else ({}, None)
+        return LoaderState(cursor.epoch, cursor.batch, streams, python, n_samples)
 
     def close(self) -> None:
         """Kill all processes, even busy ones."""
@@ -789,7 +797,7 @@ class LoaderPool:
 
     def _cursor(self, rank: int, state: LoaderState) -> _Cursor:
         cursor = _Cursor(state.epoch, state.batch, (state.epoch, state.batch), state.python)
-        cursor.epochs[state.epoch] = batches = self._shards.batches(self._dataset, rank, state.epoch)
+        batches = self._deal(cursor, rank, state.epoch, state.n_samples)
         if len(state.streams) != self._shards.n_loaders:
             raise CheckpointError(
                 f"the state of logical worker {rank} has {len(state.streams)} loaders; "
@@ -812,10 +820,17 @@ class LoaderPool:
         return self._streams[key].state if key in self._streams else None
 
     def _batches(self, rank: int, epoch: int) -> list[tuple[int, ...]]:
-        epochs = self._cursors[rank].epochs
-        if epoch not in epochs:
-            epochs[epoch] = self._shards.batches(self._dataset, rank, epoch)
-        return epochs[epoch]
+        cursor = self._cursors[rank]
+        return cursor.epochs[epoch] if epoch in cursor.epochs else self._deal(cursor, rank, epoch)
+
+    def _deal(
+        self, cursor: _Cursor, rank: int, epoch: int, n_samples: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """Deal out the samples of an epoch; by default as many as the data set has now."""
+        dealt = self._dataset if n_samples is None else range(n_samples)
+        cursor.epochs[epoch] = self._shards.batches(dealt, rank, epoch)
+        cursor.n_samples[epoch] = len(dealt)
+        return cursor.epochs[epoch]
 
     def _advance(self, rank: int) -> None:
         """Advance to the next batch; at the end of an epoch drop its streams and batches."""
@@ -824,12 +839,19 @@ class LoaderPool:
         if cursor.batch == len(self._batches(rank, cursor.epoch)):
             for stream in range(self._shards.n_loaders):
                 self._streams.pop((rank, cursor.epoch, stream), None)
-            del cursor.epochs[cursor.epoch]
+            del cursor.epochs[cursor.epoch], cursor.n_samples[cursor.epoch]
             cursor.epoch, cursor.batch = cursor.epoch + 1, 0
 
     def _begin_epoch(self, rank: int) -> None:
-        """Look for Python values that have changed; make batches again that were made ahead with others."""
+        """Look for Python values that have changed; make batches again that were made ahead with others.
+
+        Samples are dealt out again if the data set has another length.
+        """
         user, cursor = self._user_state, self._cursors[rank]
+        if cursor.n_samples[cursor.epoch] != len(self._dataset):
+            self._drop_ahead(cursor)
+            cursor.epochs.clear()
+            self._request_ahead([rank])
         if user is None:
             return
         if self._looked != cursor.epoch:
