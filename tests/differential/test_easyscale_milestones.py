@@ -59,9 +59,11 @@ def stock(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stops", [(5,), (6,), (10,), (3, 6, 9)])
-def test_what_changed_once_is_kept_by_whatever_checkpoint_follows(stock, tmp_path, stops):
+def test_what_changed_once_is_kept_by_whatever_checkpoint_follows(stock, tmp_path, stops, caplog):
     job, expected = stock["milestone"]
     assert changed(tmp_path, *stops, **job) == expected
+    found = "milestone_job.py:WEIGHT changed in a mini-batch in which nobody looked by what" in caplog.text
+    assert found == (stops in ((6,), (10,)))  # others look in mini-batch 5
 
 
 def test_so_it_is_in_a_loop(tmp_path):

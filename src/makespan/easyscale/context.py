@@ -212,6 +212,7 @@ class _RegisteredState:
 
 _registered: dict[str, _RegisteredState] = {}
 _in_place: list["Contexts"] = []  # at most one, whose EST has left its context in this process
+_MOST_NAMED = 3  # values in a notice
 _SHARED, _PER_EST, _OTHER_SHAPE = range(3)  # kinds of a buffer in `Contexts.send_first_buffers`
 
 
@@ -726,10 +727,13 @@ class Contexts:
                 self._notice_opaque(name, now.get(name, ABSENT), "code after the sum of gradients")
             self._shared_python |= changed
             self._unsure -= changed
-            for name in sorted(self._unsure & self._missed & self._shared_python):
+            unsure = self._unsure & self._missed & self._shared_python
+            if odd := sorted(unsure, key=lambda name: (len(name), name)):
+                more = f" and {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else ""
                 self.notices.append(
-                    f"{name} changed in a mini-batch in which nobody looked by what, and has one value for "
-                    "all logical workers; if a forward pass changes it, use a buffer, or call register_state"
+                    f"{', '.join(odd[:_MOST_NAMED])}{more} changed in a mini-batch in which nobody looked "
+                    "by what, with one value for all logical workers; if a forward pass changes it, use a "
+                    "buffer, or call register_state"
                 )
             self._python = now
 
