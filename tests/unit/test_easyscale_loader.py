@@ -370,8 +370,11 @@ def test_loaders_begin_anew_where_objects_that_cannot_be_sent_have_changed(n_pro
         assert not pool.notices
         if n_processes:
             data.change = (5).__add__
-            os.kill(pool.process_ids[0], signal.SIGKILL)
-            pool.next(0), pool.next(0)
+            killed = pool.process_ids[0]
+            os.kill(killed, signal.SIGKILL)
+            while is_running(killed):
+                time.sleep(0.01)
+            pool.next(0)
             assert "an object changed within an epoch" in "".join(pool.notices)
     assert taken[:4] == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert taken[4:] == [[6, 8], [10, 12], [14, 16], [18, 20], [3, 4]]
