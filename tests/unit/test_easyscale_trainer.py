@@ -367,7 +367,7 @@ def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     assert done.exit_code == 0, done.output
     assert "pending after 2 mini-batches and 1 stage(s)" in done.output
     done = command(*words)
-    assert done.exit_code == 1
+    assert done.exit_code == 130
     assert f"stopped; 3 mini-batches are saved; the same command resumes the run in {run_dir}" in done.output
     assert json.loads((run_dir / "state.json").read_text())["step"] == 3
     done = command(*words, "--mapping", "0,1,2,3")

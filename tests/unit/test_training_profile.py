@@ -407,7 +407,7 @@ def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_p
         patch.setattr("makespan.cli.progress.Countdown.__call__", interrupt)
         done = CliRunner().invoke(main, ["profile", *arguments])
     path = tmp_path / "unfinished.jsonl"
-    assert done.exit_code == 1
+    assert done.exit_code == 130
     assert f"stopped; the same command resumes from {path}" in done.stderr
     assert counts[0] == (0, 23) and len({done for done, _ in counts}) == 11  # seven for the machine
     done = CliRunner().invoke(main, ["profile", *arguments])
