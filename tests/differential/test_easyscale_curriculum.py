@@ -6,10 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from elastic_job import losses
 from forked import forking_servers
 from killers import Killer
+from torch.utils.data import DataLoader
 
 from makespan.easyscale import ElasticTrainer
+from makespan.easyscale.loop_parts import unused_options
 from makespan.easyscale.reference import train_stock
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -25,10 +28,6 @@ KINDS = {"parts": PARTS, "loop": {"loop": f"{JOB}:loop"}}
 def servers():
     with forking_servers():
         yield
-
-
-def losses(steps):
-    return [float(loss).hex() for loss in steps.sort_values(["step", "rank"])["loss"]]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +53,15 @@ def test_persistent_loaders_begin_anew_with_each_epoch_too_and_that_is_said(stoc
     job = ElasticTrainer(loop=f"{JOB}:loop", options={"loop": {"persists": True}}, run_dir=tmp_path, **LOADED)
     assert losses(job.run(STEPS, "0,1").steps) == stock
     assert "persistent_workers=True, which has no effect: loaders begin anew" in caplog.text
+
+
+def test_other_options_of_a_loader_without_effect_are_named():
+    loader = DataLoader(range(8), num_workers=1, timeout=5, multiprocessing_context="spawn")
+    assert {notice.partition(", which")[0] for notice in unused_options(loader)} == {
+        "data is a DataLoader with timeout=5",
+        "data is a DataLoader with a multiprocessing_context",
+    }
+    assert unused_options(DataLoader(range(8), num_workers=1)) == unused_options(range(8)) == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from elastic_job import losses
 from forked import forking_servers
 from killers import Killer
 
@@ -27,10 +28,6 @@ LOST = "changes in the loop, and no checkpoint holds it"
 def servers():
     with forking_servers():
         yield
-
-
-def losses(steps):
-    return [float(loss).hex() for loss in steps.sort_values(["step", "rank"])["loss"]]
 
 
 def constant(folder, mapping="0,1", **job):

@@ -36,3 +36,8 @@ def last_bits(result):
     last = steps[steps["step"] == steps["step"].max()]
     ends = {(row.parameter_sha, row.optimizer_sha) for row in last.itertuples()}
     return list(steps["loss_hex"]), ends, list(last["context_sha"])
+
+
+def losses(steps):
+    """Return the bits of all losses of a table, by mini-batch and logical worker."""
+    return [float(loss).hex() for loss in steps.sort_values(["step", "rank"])["loss"]]

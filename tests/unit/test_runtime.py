@@ -108,6 +108,15 @@ def test_on_one_machine_the_others_are_told_too(tmp_path):
     assert [(one["greeting"], one["threads"]) for one in seen(tmp_path)] == [("hello", 1), (None, 2)]
 
 
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_processes_ask_for_huge_pages_unless_the_user_has_turned_them_off(tmp_path, monkeypatch, asked):
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", asked)
+    LocalLauncher().run(launch("end", tmp_path))
+    assert {one["huge_pages"] for one in seen(tmp_path)} == {asked or "1"}
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [(7, "ended with status 7"), (-9, "was ended by signal SIGKILL"), (-35, "was ended by signal 35")],
