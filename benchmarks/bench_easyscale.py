@@ -34,9 +34,18 @@ from makespan.easyscale.loop_turns import LoopESTs, LoopMiniBatch
 from makespan.easyscale.optimizer_shards import OptimizerShards
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import parameter_sha
-from makespan.easyscale.reduction import Reduction, over_group
+from makespan.easyscale.reduction import Reduction, Steps, over_links
 from makespan.easyscale.user_state import UserState
-from makespan.runtime import Identity, Launch, LocalLauncher, RunDirectory, end_worker, join, run_worker
+from makespan.runtime import (
+    Identity,
+    Launch,
+    LocalLauncher,
+    RunDirectory,
+    end_worker,
+    join,
+    linked,
+    run_worker,
+)
 
 CASES = {
     "one worker a process": ("0/1", {1: 1.20, 5: 1.05, 25: 1.05, 100: 1.05}),
@@ -48,6 +57,8 @@ N_LAYERS, BATCH = 4, 32
 N_STEPS = {1: 60, 5: 40, 25: 20, 100: 8}
 N_WARMUP = 5
 Step = Callable[[], None]
+Over = Callable[[Steps[Any]], Any]
+"""Carries out steps together with the other processes, as those of a run do."""
 
 
 class CopiedBytes(TorchDispatchMode):
@@ -101,6 +112,7 @@ def elastic_step(
     batch: tuple[Tensor, Tensor],
     mapping: RankMapping,
     rank: int,
+    over: Over,
     shards: OptimizerShards | None = None,
 ) -> Step:
     """Return a mini-batch of all logical workers."""
@@ -110,14 +122,14 @@ def elastic_step(
         parts, torch.device("cpu"), mapping, rank, Reduction(mapping.n_logical_workers),
         DeterminismLevel.named("D1"), seed=0, shards=shards,
     )  # fmt: skip
-    return lambda: over_group(hosted.mini_batch(lambda rank: batch)) and None
+    return lambda: over(hosted.mini_batch(lambda rank: batch)) and None
 
 
 class _Group:
     """What the processes of a loop do together where no run keeps copies or listens."""
 
-    def over(self, steps: Any) -> Any:
-        return over_group(steps, torch.device("cpu"))
+    def __init__(self, over: Over) -> None:
+        self.over = over
 
     def tell(self, phase: str) -> None:
         pass
@@ -126,13 +138,15 @@ class _Group:
         pass
 
 
-def loop_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMapping, rank: int) -> Step:
+def loop_step(
+    parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMapping, rank: int, over: Over
+) -> Step:
     """Return a mini-batch of all logical workers in a job's own loop."""
     given = LoopParts(parts.model, parts.optimizer, None, None, None, torch.device("cpu"))
     hosted = LoopESTs(
         given, torch.device("cpu"), mapping, rank, Reduction(mapping.n_logical_workers),
         DeterminismLevel.named("D1"), seed=0, layouts={}, user_state=UserState(parts.model, []),
-        late_buffers=(), together=_Group(), on_micro_batch=lambda: None,
+        late_buffers=(), together=_Group(over), on_micro_batch=lambda: None,
     )  # fmt: skip
     hosted.open_first()
 
@@ -152,29 +166,27 @@ def measured(
 ) -> dict[str, Any]:
     """Run both ways in turns; return their times, and what they send and copy."""
     counted_bytes, sent = [0], dict[str, int]()
-    exchange = dist.all_to_all_single
+    links = linked(who)
+    assert links is not None
+    send = links.send
 
-    def counted(received: Tensor, given: Tensor, *lengths: Any, **named: Any) -> Any:
-        counted_bytes[0] += (
-            given.nbytes
-            if not lengths
-            else sum(
-                length * given.element_size()
-                for number, length in enumerate(lengths[1])
-                if number != who.rank
-            )
-        )
-        return exchange(received, given, *lengths, **named)
+    def counted(peer: int, piece: memoryview) -> None:
+        counted_bytes[0] += len(piece)
+        send(peer, piece)
 
-    dist.all_to_all_single = counted
+    links.send = counted  # type: ignore[method-assign]
+
+    def over(steps: Steps[Any]) -> Any:
+        return over_links(steps, links, range(who.size), who.rank)
+
     n_hosted = len(mapping.hosted[0])
     parts = {name: parts_of(megabytes) for name in ("stock", "elastic", "loop", "shards")}
     steps = {
         "stock": stock_step(*parts["stock"], n_hosted, who.size),
-        "elastic": elastic_step(*parts["elastic"], mapping, who.rank),
-        "loop": loop_step(*parts["loop"], mapping, who.rank),
+        "elastic": elastic_step(*parts["elastic"], mapping, who.rank, over),
+        "loop": loop_step(*parts["loop"], mapping, who.rank, over),
         "shards": elastic_step(
-            *parts["shards"], mapping, who.rank, OptimizerShards(parts["shards"][0], survives=0)
+            *parts["shards"], mapping, who.rank, over, OptimizerShards(parts["shards"][0], survives=0)
         ),
     }
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)

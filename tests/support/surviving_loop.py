@@ -18,6 +18,10 @@ from killers import hold_mini_batches
 from loop_scripts import WIDTH, Rows, adversarial, follow, warm_up
 from torch import nn
 
+from makespan.runtime import links
+
+links._LEAST_LENT = 1  # what travels here is short, and takes the way of long pieces
+
 best = math.inf  # kept in a variable of the module, as scripts do
 
 
@@ -115,13 +119,12 @@ def train(run, folder="", faults=(), held=None, raises="", tears=None, stops=0):
 
 def _tear(step):
     from makespan.easyscale.loop_turns import LoopESTs
-    from makespan.runtime.links import PeerLinks
 
     finish = LoopESTs.finish
 
     def stopping(self, *arguments, **options):
         if self._number == step:
-            PeerLinks.finish = half_sent
+            links.PeerLinks.finish = half_sent
         return finish(self, *arguments, **options)
 
     def half_sent(self):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("training")
 
 STEPS, EVERY = 8, 2
 MAPPINGS = ("0,1/2,3", "3,1,2/0", "2/0,3/1")
-N_OPERATIONS = 9  # vectors that are exchanged for four buckets, counts and losses; at least so many
+N_OPERATIONS = 7  # pieces that a process sends in a mini-batch, at least: four buckets, counts and losses
 
 
 def drawn(seed, mapping, files):

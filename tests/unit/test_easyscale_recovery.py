@@ -1,7 +1,10 @@
 """Decisions about recoveries from memory, and the links that release processes that wait for a lost one."""
 
+import subprocess
+import sys
 import threading
 
+import numpy as np
 import pytest
 
 from makespan.easyscale.job import RankMapping
@@ -15,6 +18,7 @@ from makespan.easyscale.recovery import (
 )
 from makespan.errors import LostWorkerError, TrainingError, WorkerError
 from makespan.runtime.links import LostPeerError, PeerLinks
+from makespan.runtime.memory import PeerMemory, Window, address_of
 from makespan.runtime.messages import Cause, Failed, Leave, Prepared, Saved, Shared
 from makespan.runtime.node import BroadcastStore
 from makespan.runtime.protocol import Abort, Begin, ClusterState, End, Phase, Send, Store
@@ -193,6 +197,19 @@ def boards(count):
     return made
 
 
+reads_memory = pytest.mark.skipif(
+    PeerMemory.behind(Window().text) is None, reason="the system lets no process read the memory of another"
+)
+
+
+@pytest.fixture(params=[pytest.param("lent", marks=reads_memory), "sent"])
+def way(request, monkeypatch):
+    """Long pieces are read from the memory of their sender, or, where that is not allowed, travel."""
+    if request.param == "sent":
+        monkeypatch.setattr("makespan.runtime.memory._library", dict)
+    return request.param
+
+
 def together(size, act, **options):
     """Run a function with the links of each process in a thread of its own; return results or errors."""
     found, stores = [None] * size, boards(size)
@@ -216,7 +233,7 @@ def together(size, act, **options):
     return found
 
 
-def test_all_send_and_receive_large_pieces_at_the_same_time():
+def test_all_send_and_receive_large_pieces_at_the_same_time(way):
     n_bytes = 1 << 23  # more than the buffers of a connection hold
 
     def act(links):
@@ -228,17 +245,104 @@ def test_all_send_and_receive_large_pieces_at_the_same_time():
             links.receive(peer, memoryview(place))
         links.finish()
         messages = links.take_all(received)
+        lends = {link._lends for link in links._links.values()}
+        assert lends == {way == "lent"}
+        for peer, place in received.items():  # now all know who reads their memory
+            place[:] = bytes(n_bytes)
+            links.send(peer, memoryview(sent))
+            links.receive(peer, memoryview(place))
+        assert all(bool(link.lent) == (way == "lent") for link in links._links.values())
+        links.finish()
         return {peer: (set(place), messages[at]) for at, (peer, place) in enumerate(received.items())}
 
     for rank, received in enumerate(together(3, act)):
         assert received == {peer: ({peer}, b"from %d" % peer) for peer in range(3) if peer != rank}
 
 
+@reads_memory
+def test_a_lent_piece_is_not_taken_from_a_process_that_has_dropped_its_links():
+    """It may have changed the piece since; a piece that is taken by then is whole."""
+    n_bytes, is_dropped = 1 << 20, threading.Event()
+    piece = bytearray(b"a") * n_bytes
+
+    def act(links):
+        links.gather(b"")  # all know who reads their memory
+        other = 1 - links.rank
+        if links.rank:
+            assert is_dropped.wait(30.0)
+            place = bytearray(n_bytes)
+            links.receive(other, memoryview(place))
+            links.finish()
+            return place
+        links.send(other, memoryview(piece))
+        while links._links[other].outgoing:
+            links._links[other].write()
+        links.close()
+        piece[:] = b"b" * n_bytes
+        is_dropped.set()
+        return None
+
+    assert isinstance(together(2, act)[1], LostPeerError)
+
+
+@reads_memory
+@pytest.mark.parametrize("ends", ["before", "amid"])
+def test_a_lent_piece_of_a_process_that_ends_is_not_taken(ends):
+    """Amid: the process ends at some moment while it is read over and over."""
+    source = """
+import time
+from makespan.runtime.memory import Window, address_of
+window, piece = Window(), bytearray(b"a") * (1 << 22)
+print(window.text, address_of(memoryview(piece)), flush=True)
+time.sleep(60.0)
+"""
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            text, address = process.stdout.readline().split()
+            memory, place = PeerMemory.behind(text), bytearray(1 << 22)
+            assert memory is not None
+            memory.read(int(address), memoryview(place))
+            assert set(place) == {ord("a")}
+            if ends == "before":
+                process.kill()
+                process.wait()
+            else:
+                threading.Timer(0.05, process.kill).start()
+            with pytest.raises(ConnectionResetError, match="its memory cannot be read any more"):
+                for _ in range(100_000):
+                    place[:1024] = bytes(1024)
+                    memory.read(int(address), memoryview(place))
+                    assert place[0] == ord("a")
+        finally:
+            process.kill()
+    assert PeerMemory.behind(text) is None
+
+
+@reads_memory
+def test_memory_behind_another_word_is_not_read():
+    """The number of a process may be that of another one on another machine."""
+    pid, address, word = Window().text.split("/")
+    assert PeerMemory.behind(f"{pid}/{address}/{int(word) ^ 1}") is None
+    assert PeerMemory.behind(f"{pid}/8/{word}") is None
+
+
+@reads_memory
+def test_more_bytes_than_one_call_copies_are_read_whole(monkeypatch):
+    monkeypatch.setattr("makespan.runtime.memory._AT_ONCE", 1000)
+    window, piece, place = Window(), np.arange(5000, dtype=np.uint16), np.zeros(5000, np.uint16)
+    memory = PeerMemory.behind(window.text)
+    memory.read(address_of(piece.data.cast("B")), place.data.cast("B"))
+    assert (place == piece).all()
+    window.close()
+    with pytest.raises(ConnectionResetError):
+        memory.read(address_of(piece.data.cast("B")), place.data.cast("B"))
+
+
 def test_values_are_gathered_in_the_order_of_the_processes():
     assert together(3, lambda links: links.gather(b"%d" % links.rank)) == 3 * [[b"0", b"1", b"2"]]
 
 
-def test_the_end_of_a_process_releases_those_that_wait_for_it_and_then_the_others():
+def test_the_end_of_a_process_releases_those_that_wait_for_it_and_then_the_others(way):
     def act(links):
         if links.rank == 2:
             return "gone"

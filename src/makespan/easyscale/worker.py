@@ -31,7 +31,14 @@ from makespan.easyscale.loop import LoopRun, LoopSuspended
 from makespan.easyscale.optimizer_shards import OptimizerShards
 from makespan.easyscale.parts import build_parts, loop_function, use_kernels
 from makespan.easyscale.randomness import optimizers_sha, parameter_sha, seed_everything, value_sha
-from makespan.easyscale.reduction import BucketMap, Reduction, Steps, detect_gloo_order, over_group
+from makespan.easyscale.reduction import (
+    BucketMap,
+    Reduction,
+    Steps,
+    detect_gloo_order,
+    over_group,
+    over_links,
+)
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest
 from makespan.easyscale.saved import (
     Data,
@@ -52,6 +59,7 @@ from makespan.runtime import (
     end_worker,
     finish_checkpoint,
     join,
+    linked,
     run_worker,
     start_checkpoint,
 )
@@ -112,6 +120,7 @@ class TrainingProcess:
     def meet(self) -> None:
         """Form the process group with the other processes."""
         self.pids = join(self.directory, self.who)
+        self.links = linked(self.who)
         self.start_s = time.time() - self.who.launched_s
         patch_distributed(self.requests[0].job.n_logical_workers)
 
@@ -234,7 +243,10 @@ class Generation:
 
     def over(self, steps: Steps[T]) -> T:
         """Carry out the steps of this process together with the other processes."""
-        return over_group(steps, self.device)
+        links = self.process.links
+        if links is None:
+            return over_group(steps, self.device)
+        return over_links(steps, links, range(self.mapping.n_processes), self.number)
 
     def tell(self, phase: str) -> None:
         """Announce a phase; nobody listens here."""

@@ -57,5 +57,6 @@ from makespan.runtime.rendezvous import (
     gpu_name as gpu_name,
     hold_gpu as hold_gpu,
     join as join,
+    linked as linked,
     run_worker as run_worker,
 )

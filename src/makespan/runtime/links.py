@@ -8,6 +8,10 @@ machine that disappears closes nothing; those that wait for it are released by t
 The bytes of a connection are frames. A piece has a length that both sides know and arrives where the receiver
 wants it; a message has any length. One thread sends and receives everything at the same time, so two
 processes that send to each other never wait for each other.
+
+A long piece for a process that can read the memory of this one is lent: its frame has the address alone, and
+the receiver copies the piece and answers that it has taken it. Until then the piece must stay as it is. A
+process that drops its links closes its `Window` first, so what it changes afterwards is never taken.
 """
 
 import secrets
@@ -18,13 +22,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Protocol
 
 from makespan.errors import TrainingError
+from makespan.runtime.memory import PeerMemory, Window, address_of
 from makespan.runtime.messages import LOOPBACK, listening
-from makespan.runtime.node import BroadcastStore
 
-_FRAME = struct.Struct("!BQ")  # kind and bytes of a frame
-_PIECE, _MESSAGE = 0, 1
+_FRAME = struct.Struct("!BQQ")  # kind and bytes of a frame, and address of a lent piece
+_PIECE, _MESSAGE, _LENT, _TAKEN, _READS = range(5)
+_LEAST_LENT = 1 << 17  # bytes; a shorter piece takes less time on its way than the answer to a lent one
 _SECRET_BYTES = 16
 _RANK = struct.Struct("!I")
 _LOOK_S = 0.02
@@ -36,10 +42,26 @@ class LostPeerError(TrainingError):
     """A transfer failed because the process at its other end is lost, or has dropped its groups."""
 
 
-class _Link:
-    """Connection to one peer, with what waits to be sent and where received pieces go."""
+class Board(Protocol):
+    """Values by which the processes of a generation find each other."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def offer(self, generation: int, key: str, value: bytes) -> None:
+        """Set a value that the others get together with those of all, once each has offered one."""
+
+    def wait(self, generation: int, key: str, timeout_s: float) -> bytes:
+        """Wait for a value; raise `RuntimeError` after the timeout, or when a new generation begins."""
+
+    def has(self, generation: int, key: str) -> bool:
+        """Tell whether a value is set; raise `RuntimeError` if a new generation has begun."""
+
+
+class _Link:
+    """Connection to one peer, with what waits to be sent and where received pieces go.
+
+    ``memory`` is that of the peer, None if it cannot be read from here.
+    """
+
+    def __init__(self, link: socket.socket, memory: PeerMemory | None) -> None:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setblocking(False)
         self.link, self.fileno = link, link.fileno()
@@ -50,11 +72,32 @@ class _Link:
         self._header, self._n_header = bytearray(_FRAME.size), 0
         self._body: memoryview | None = None
         self._message: bytearray | None = None
+        self.lent: deque[memoryview] = deque()  # pieces that the peer has not taken yet
+        self._memory, self._lends = memory, False
+        if memory is not None:
+            self._queue(_READS)
 
     @property
     def is_reading(self) -> bool:
         """True while bytes of the peer are needed."""
-        return bool(self.wanted) or len(self.inbox) < self.n_awaited
+        return bool(self.wanted) or bool(self.lent) or len(self.inbox) < self.n_awaited
+
+    def send(self, piece: memoryview) -> None:
+        """Queue a piece, or lend it."""
+        if self._lends and len(piece) >= _LEAST_LENT:
+            self.lent.append(piece)
+            self._queue(_LENT, len(piece), address_of(piece))
+        else:
+            self.queue_bytes(_PIECE, piece)
+
+    def queue_bytes(self, kind: int, view: memoryview) -> None:
+        """Queue a frame of bytes."""
+        self._queue(kind, len(view))
+        if len(view):
+            self.outgoing.append(view)
+
+    def _queue(self, kind: int, size: int = 0, address: int = 0) -> None:
+        self.outgoing.append(memoryview(_FRAME.pack(kind, size, address)))
 
     def write(self) -> bool:
         """Send what fits; return whether anything was sent."""
@@ -91,16 +134,26 @@ class _Link:
                     self._end()
         return is_received
 
-    def _begin(self, kind: int, size: int) -> None:
+    def _begin(self, kind: int, size: int, address: int) -> None:
         self._n_header = 0
         if kind == _MESSAGE:
             self._message = bytearray(size)
             self._body = memoryview(self._message)
             return
+        if kind in (_READS, _TAKEN):
+            if kind == _READS:
+                self._lends = True
+            else:
+                self.lent.popleft()
+            return
         if not self.wanted or len(self.wanted[0]) != size:
             expected = f"a piece of {len(self.wanted[0])} bytes" if self.wanted else "a message"
             raise TrainingError(f"processes disagree: received a piece of {size} bytes, expected {expected}")
-        self._body = self.wanted[0]
+        if kind == _LENT and self._memory is not None:
+            self._memory.read(address, self.wanted.popleft())
+            self._queue(_TAKEN)
+        else:
+            self._body = self.wanted[0]
 
     def _end(self) -> None:
         self._body = None
@@ -136,7 +189,7 @@ class PeerLinks:
         self,
         rank: int,
         size: int,
-        board: BroadcastStore,
+        board: Board,
         generation: int,
         meet_s: float,
         *,
@@ -145,6 +198,7 @@ class PeerLinks:
         self.rank, self.size, self.is_waiting = rank, size, False
         self._board, self._generation = board, generation
         self._links: dict[int, _Link] = {}
+        self._window, self._memories = Window(), dict[int, PeerMemory | None]()
         if size == 1:
             return
         try:
@@ -160,11 +214,17 @@ class PeerLinks:
         secret, board, generation = secrets.token_bytes(_SECRET_BYTES), self._board, self._generation
         host, door = listening(is_alone, self.size)
         with door:
-            address = f"{host} {door.getsockname()[1]} {secret.hex()}"
+            address = f"{host} {door.getsockname()[1]} {secret.hex()} {self._window.text}"
             board.offer(generation, f"link/{self.rank}", address.encode())
-            for peer in range(self.rank):
+            for peer in range(self.size):
+                if peer == self.rank:
+                    continue
                 left_s = max(until_s - time.monotonic(), _LOOK_S)
-                host, port, other = board.wait(generation, f"link/{peer}", left_s).decode().split(" ")
+                told = board.wait(generation, f"link/{peer}", left_s).decode()
+                host, port, other, window = told.split(" ")
+                self._memories[peer] = PeerMemory.behind(window)
+                if peer > self.rank:
+                    continue
                 link = self._connected(LOOPBACK if is_alone else host, int(port), until_s)
                 link.sendall(bytes.fromhex(other) + _RANK.pack(self.rank))
                 self._add(peer, link)
@@ -206,25 +266,25 @@ class PeerLinks:
             link.close()
 
     def _add(self, peer: int, link: socket.socket) -> None:
-        self._links[peer] = _Link(link)
+        self._links[peer] = _Link(link, self._memories[peer])
 
     # --- transfers ----------------------------------------------------------------------------
 
     def send(self, peer: int, piece: memoryview) -> None:
         """Send bytes whose number the peer knows; they must not change before `finish` returns."""
-        self._queue(peer, _PIECE, piece)
+        self._link(peer).send(piece)
 
     def receive(self, peer: int, place: memoryview) -> None:
         """Receive the next piece of a peer in place; it is complete when `finish` returns."""
         self._link(peer).wanted.append(place)
 
     def finish(self) -> None:
-        """Wait until all pieces are sent and received."""
-        self._run(lambda: not any(link.outgoing or link.wanted for link in self._links.values()))
+        """Wait until all pieces are sent, or taken, and received."""
+        self._run(lambda: not any(link.outgoing or link.wanted or link.lent for link in self._links.values()))
 
     def post(self, peer: int, message: bytes) -> None:
         """Send a message, in order with the pieces; it is on its way when a later wait has returned."""
-        self._queue(peer, _MESSAGE, memoryview(message))
+        self._link(peer).queue_bytes(_MESSAGE, memoryview(message))
 
     def take(self, peer: int) -> bytes:
         """Wait for the next message of a peer, and return it."""
@@ -255,6 +315,7 @@ class PeerLinks:
 
     def close(self) -> None:
         """Close all connections, which releases the peers that wait for this process."""
+        self._window.close()
         for link in self._links.values():
             with suppress(OSError):
                 link.link.shutdown(socket.SHUT_RDWR)
@@ -265,12 +326,6 @@ class PeerLinks:
         if peer not in self._links:
             raise LostPeerError(f"process {self.rank} has no connection to process {peer}")
         return self._links[peer]
-
-    def _queue(self, peer: int, kind: int, view: memoryview) -> None:
-        outgoing = self._link(peer).outgoing
-        outgoing.append(memoryview(_FRAME.pack(kind, len(view))))
-        if len(view):
-            outgoing.append(view)
 
     def _run(self, is_done: Callable[[], bool]) -> None:
         """Send and receive until a condition holds."""
@@ -289,6 +344,9 @@ class PeerLinks:
             problem = f"process {self.rank} lost process {peer}: {error.strerror or error}"
         except RuntimeError as error:
             problem = f"process {self.rank} stopped waiting for another one: {error}"
+        except BaseException:
+            self.close()
+            raise
         self.close()
         raise LostPeerError(problem)
 

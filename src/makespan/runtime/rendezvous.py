@@ -22,6 +22,7 @@ from makespan.cleanup import end_with_parent
 from makespan.errors import InputError
 from makespan.files import read_json, write_json
 from makespan.runtime.launch import RunDirectory, gpu_of, gpus_of_torch
+from makespan.runtime.links import PeerLinks
 
 if TYPE_CHECKING:
     import torch
@@ -165,6 +166,40 @@ def join(
     if rank == 0:
         directory.write_meeting(meeting, pids)
     return pids
+
+
+def linked(who: Identity) -> PeerLinks | None:
+    """Return links between the processes that `join` has brought together; None if CPU memory is not enough.
+
+    Between processes of one machine, links are faster than the collectives of gloo, see
+    `makespan.runtime.memory`. Where GPUs or several machines take part, these are left to the group.
+    """
+    if who.device != "cpu" or who.parent is None:
+        return None
+    return PeerLinks(who.rank, who.size, _GroupBoard(), 0, who.timeout_s)
+
+
+class _GroupBoard:
+    """Values that processes share through their process group, which lasts as long as they do."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def offer(self, generation: int, key: str, value: bytes) -> None:
+        """Set a value, together with all others."""
+        import torch.distributed as dist
+
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, (key, value))
+        self._values.update(every)
+
+    def wait(self, generation: int, key: str, timeout_s: float) -> bytes:
+        """Return a value."""
+        return self._values[key]
+
+    def has(self, generation: int, key: str) -> bool:
+        """Tell whether a value is set; no generation follows."""
+        return key in self._values
 
 
 def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) -> Any:
