@@ -727,12 +727,20 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One vector that a process sends, and one that it receives in place, cut into a part per process."""
+    """Pieces of a sum that a process sends to each process, and pieces that it receives in place from each.
 
-    sent: Tensor
-    sent_lengths: list[int]
-    received: Tensor
-    received_lengths: list[int]
+    Parameters
+    ----------
+    sent, received
+        Pieces by process; those of two processes for each other are equally many and long.
+    room, number
+        Memory where pieces of a sum may be joined, and the number of the sum there.
+    """
+
+    sent: list[list[Tensor]]
+    received: list[list[Tensor]]
+    room: SumRoom
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -838,31 +846,13 @@ def reduce_sets(
                     elif process == target and host != process:
                         received[host].append(running)
             if left and n_processes > 1:
-                transfers.append((number, sent, received))
+                transfers.append(Transfer(sent, received, room, number))
         if transfers:
-            yield from _transferred(transfers, room)
+            yield transfers
     if reduction.scaling == "post":
         for total in sums[:-1]:
             total.mul_(1.0 / reduction.n_logical_workers)
     return GradientSet(sums[:-1], sums[-1] != 0, room)
-
-
-def _transferred(
-    pieces: Sequence[tuple[int, list[list[Tensor]], list[list[Tensor]]]], room: SumRoom
-) -> Steps[None]:
-    """Send pieces to every process and receive others in place; one transfer per bucket, all at once."""
-    transfers, copies = [], []
-    for number, sent, received in pieces:
-        lengths = [[sum(piece.numel() for piece in part) for part in parts] for parts in (sent, received)]
-        out, staged = room.joined("sent", number, [piece for part in sent for piece in part])
-        for piece, place in staged:
-            place.copy_(piece)
-        into, staged = room.joined("received", number, [piece for part in received for piece in part])
-        copies += staged
-        transfers.append(Transfer(out, lengths[0], into, lengths[1]))
-    yield transfers
-    for piece, place in copies:
-        piece.copy_(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -917,14 +907,12 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
         while True:
             request = next(steps) if reply is None else steps.send(reply)
             if isinstance(request, list):
-                works = [
-                    dist.all_to_all_single(
-                        each.received, each.sent, each.received_lengths, each.sent_lengths, async_op=True
-                    )
-                    for each in request
-                ]
+                staged: list[tuple[Tensor, Tensor]] = []
+                works = [_exchanged(each, staged) for each in request]
                 for work in works:
                     work.wait()
+                for piece, place in staged:
+                    piece.copy_(place)
                 reply = []
                 continue
             if isinstance(request, Broadcast):
@@ -948,6 +936,22 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
         return result
 
 
+def _exchanged(transfer: Transfer, staged: list[tuple[Tensor, Tensor]]) -> Any:
+    """Begin a transfer with the group, whose pieces are joined; add the places of what has to be copied."""
+    vectors, lengths = [], []
+    for name, of_processes in (("sent", transfer.sent), ("received", transfer.received)):
+        pieces = [piece for part in of_processes for piece in part]
+        vector, places = transfer.room.joined(name, transfer.number, pieces)
+        vectors.append(vector)
+        lengths.append([sum(piece.numel() for piece in part) for part in of_processes])
+        if name == "received":
+            staged += places
+        else:
+            for piece, place in places:
+                place.copy_(piece)
+    return dist.all_to_all_single(vectors[1], vectors[0], lengths[1], lengths[0], async_op=True)
+
+
 def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process: int) -> T:
     """Carry out the steps of a process together with others, over links that the end of a process releases.
 
@@ -964,10 +968,11 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
         while True:
             request = next(steps) if reply is None else steps.send(reply)
             copies: list[tuple[Tensor, Tensor]] = []
+            pairs: list[tuple[list[list[Tensor]], list[list[Tensor]]]] = []
             if isinstance(request, list):
-                reply, pairs = [], [_parts_of(each) for each in request]
+                reply, pairs = [], [(each.sent, each.received) for each in request]
             elif isinstance(request, Broadcast):
-                reply, pairs = [], []
+                reply = []
                 for sender, (vectors, targets) in enumerate(
                     zip(request.vectors, request.targets, strict=True)
                 ):
@@ -986,25 +991,23 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
                 like = request.parts[0]
                 reply = [like.new_empty(length) for length in request.lengths]
                 reply[process] = request.parts[process]
-                pairs = [(request.parts, reply)]
+                pairs = [([[part] for part in request.parts], [[part] for part in reply])]
             for sent, received in pairs:
                 for number, place in enumerate(places):
-                    if number != process and sent[number].numel():
-                        links.send(place, _bytes_of(sent[number]))
-                    if number != process and received[number].numel():
-                        links.receive(place, _bytes_of(received[number]))
+                    if number == process:
+                        continue
+                    for piece in sent[number]:
+                        if piece.numel():
+                            links.send(place, _bytes_of(piece))
+                    for piece in received[number]:
+                        if piece.numel():
+                            links.receive(place, _bytes_of(piece))
             links.finish()
             for vector, staged in copies:
                 vector.copy_(staged)
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-def _parts_of(transfer: Transfer) -> tuple[list[Tensor], list[Tensor]]:
-    """Cut the vectors of a transfer into a part per process; those received are views."""
-    sent = torch.split(transfer.sent, transfer.sent_lengths)
-    return list(sent), list(torch.split(transfer.received, transfer.received_lengths))
 
 
 def _bytes_of(vector: Tensor) -> memoryview:
@@ -1048,11 +1051,13 @@ def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
 def _transfer_in_memory(transfers: Sequence[Transfer]) -> None:
     """Copy what each of several processes sends to where the others receive it."""
     # All of it is read before anything is overwritten.
-    sent = [torch.split(each.sent.clone(), each.sent_lengths) for each in transfers]
+    sent = [[[piece.clone() for piece in part] for part in each.sent] for each in transfers]
     for target, transfer in enumerate(transfers):
-        parts = [of_source[target] for of_source in sent]
-        _check_lengths(parts, transfer.received_lengths)
-        transfer.received.copy_(torch.cat(parts))
+        for source, places in enumerate(transfer.received):
+            pieces = sent[source][target]
+            _check_lengths(pieces, [place.numel() for place in places])
+            for piece, place in zip(pieces, places, strict=True):
+                place.copy_(piece)
 
 
 def _check_lengths(parts: Sequence[Tensor], expected: Sequence[int]) -> None:
