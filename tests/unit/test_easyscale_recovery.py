@@ -197,8 +197,9 @@ def boards(count):
     return made
 
 
+WINDOW = Window()
 reads_memory = pytest.mark.skipif(
-    PeerMemory.behind(Window().text) is None, reason="the system lets no process read the memory of another"
+    PeerMemory.behind(WINDOW.text) is None, reason="the system lets no process read the memory of another"
 )
 
 
@@ -321,7 +322,7 @@ time.sleep(60.0)
 @reads_memory
 def test_memory_behind_another_word_is_not_read():
     """The number of a process may be that of another one on another machine."""
-    pid, address, word = Window().text.split("/")
+    pid, address, word = WINDOW.text.split("/")
     assert PeerMemory.behind(f"{pid}/{address}/{int(word) ^ 1}") is None
     assert PeerMemory.behind(f"{pid}/8/{word}") is None
 
