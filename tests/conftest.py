@@ -40,8 +40,8 @@ def pytest_configure(config):
 
 
 def pytest_xdist_auto_num_workers():
-    """Run two more than there are cores, because tests wait for other processes almost half of their time."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Run one more than there are cores, because tests wait for other processes a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
