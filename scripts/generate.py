@@ -344,8 +344,13 @@ def _scaling() -> dict[str, str]:
 
 RECOVERY_DEVICES = (16, 64, 256, 1024, 4096, 16384)
 RECOVERY_STEP_S, RECOVERY_PARAMETERS = 1.0, 4e9
+ELASTIC_STEPS = "docs/background/elastic-steps.csv"
 RECOVERY_LOSSES = "docs/background/recovery-losses.csv"
 LOOP_LOSSES = "docs/background/recovery-losses-loops.csv"
+STEP_RATIOS = {
+    "wall_ratio": "time", "cpu_ratio": "CPU time", "loop_ratio": "a job's own loop",
+    "shards_ratio": "optimizer in shards",
+}  # fmt: skip
 LOSS_NAMES = {
     "single": "one process",
     "double": "two processes at once",
@@ -354,8 +359,14 @@ LOSS_NAMES = {
 
 
 def _recoveries() -> str:
-    """Return the page on elastic training with measured pauses, and costs as judged and predicted."""
+    """Return the page on elastic training with times of steps, pauses, and costs as judged and predicted."""
     page = "docs/background/elastic-training.md"
+    steps = pd.read_csv(ROOT / ELASTIC_STEPS).groupby(["case", "megabytes"], sort=False).median()
+    rows = [
+        (case, f"{megabytes} MB", *(f"{row[name]:.2f}" for name in STEP_RATIOS))
+        for (case, megabytes), row in steps.iterrows()
+    ]
+    timed = _filled(page, "elastic steps", _table(("processes", "gradients", *STEP_RATIOS.values()), rows))
     losses = pd.read_csv(ROOT / RECOVERY_LOSSES).query("is_sent")
     rows = []
     for (megabytes, kind), part in losses.groupby(["megabytes", "kind"], sort=False):
@@ -364,7 +375,7 @@ def _recoveries() -> str:
         times = (f"{pauses.median():.2f}", f"{pauses.max():.2f}")
         rows.append((f"{megabytes} MB", LOSS_NAMES[str(kind)], *map(str, counts), *times))
     head = ("parameters", "lost", "losses", "equal bits", "timed", "median pause [s]", "longest [s]")
-    timed = _filled(page, "recovery pauses", _table(head, rows))
+    timed = _filled(page, "recovery pauses", _table(head, rows), timed)
     rows = []
     for megabytes, part in pd.read_csv(ROOT / LOOP_LOSSES).query("is_sent").groupby("megabytes"):
         pauses = part.query("number == 0 and kind != 'hang'")["pause_minus_step_s"]

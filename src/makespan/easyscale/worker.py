@@ -63,6 +63,7 @@ from makespan.runtime import (
     run_worker,
     start_checkpoint,
 )
+from makespan.runtime.links import PeerLinks
 
 # --- Process of a generation ---
 #
@@ -116,6 +117,7 @@ class TrainingProcess:
             self.handlers |= dict.fromkeys((signal.SIGINT, signal.SIGHUP), signal.SIG_IGN)
         self.set_handlers()
         self.device, self.pids, self.start_s = choose_device(who), list[int](), 0.0
+        self.links: PeerLinks | None = None  # None: vectors go through the process group
 
     def meet(self) -> None:
         """Form the process group with the other processes."""

@@ -140,20 +140,24 @@ class _Link:
             self._message = bytearray(size)
             self._body = memoryview(self._message)
             return
-        if kind in (_READS, _TAKEN):
-            if kind == _READS:
-                self._lends = True
-            else:
-                self.lent.popleft()
+        if kind == _READS:
+            self._lends = True
+            return
+        if kind == _TAKEN:
+            self.lent.popleft()
             return
         if not self.wanted or len(self.wanted[0]) != size:
             expected = f"a piece of {len(self.wanted[0])} bytes" if self.wanted else "a message"
             raise TrainingError(f"processes disagree: received a piece of {size} bytes, expected {expected}")
-        if kind == _LENT and self._memory is not None:
+        if kind == _PIECE:
+            self._body = self.wanted[0]
+        elif self._memory is None:
+            raise TrainingError(
+                "processes disagree: received the address of a piece that cannot be read here"
+            )
+        else:
             self._memory.read(address, self.wanted.popleft())
             self._queue(_TAKEN)
-        else:
-            self._body = self.wanted[0]
 
     def _end(self) -> None:
         self._body = None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-_SET_PTRACER = 0x59616D61  # of prctl; Yama then lets the process and its descendants read this one
+_SET_PTRACER = 0x59616D61  # option of prctl
 _AT_ONCE = 1 << 26  # bytes of one call, which copies less than 2 GiB
 
 
@@ -38,13 +38,16 @@ def address_of(view: memoryview) -> int:
 class Window:
     """Permission of other processes to read this one, until it is closed.
 
+    Linux lets processes of one user read each other. Where Yama restricts that to ancestors, this process
+    admits its parent with all descendants, among which are those of its run.
+
     What is read after that may have changed since, so each reading ends with a secret word: `close` removes
     it, before anything changes.
     """
 
     def __init__(self) -> None:
         self._word = ctypes.c_uint64(secrets.randbits(63) + 1)
-        with suppress(AttributeError, OSError):  # processes of a run have one parent or ancestor
+        with suppress(AttributeError, OSError):
             _library().prctl(_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)
         self.text = f"{os.getpid()}/{ctypes.addressof(self._word)}/{self._word.value}"
         """What `PeerMemory.behind` needs."""

@@ -169,10 +169,10 @@ def join(
 
 
 def linked(who: Identity) -> PeerLinks | None:
-    """Return links between the processes that `join` has brought together; None if CPU memory is not enough.
+    """Return links between the processes that `join` has brought together, on the CPUs of one machine.
 
-    Between processes of one machine, links are faster than the collectives of gloo, see
-    `makespan.runtime.memory`. Where GPUs or several machines take part, these are left to the group.
+    Links are faster there than the collectives of gloo, see `makespan.runtime.memory`. The answer is None for
+    processes with GPUs and for those of `srun`, which may be on several machines: the group serves them.
     """
     if who.device != "cpu" or who.parent is None:
         return None
