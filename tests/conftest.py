@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import re
 import shutil
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker("small_run")
     # Tests of the workflow come first: they take longest, and at the end all processes would wait for one.
     items.sort(key=lambda item: item.path.parent != ROOT / "tests" / "workflow")
+
+
+def pytest_collection_finish():
+    # Else each full collection looks through all modules and all tests, which takes a tenth of the run.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

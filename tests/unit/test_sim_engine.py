@@ -494,19 +494,18 @@ def test_a_result_says_how_long_it_took():
     assert result.n_decisions == 1
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_what_the_caller_froze_stays_frozen(is_frozen):
-    assert gc.get_freeze_count() == 0
-    try:
-        if is_frozen:
-            gc.freeze()
-        run([toy_job()])
-        assert (gc.get_freeze_count() > 0) is is_frozen
-    finally:
-        gc.unfreeze()
+def test_a_simulation_leaves_the_garbage_collector_as_it_was():
+    def watching(view):
+        seen.append(gc.get_threshold())
+        return start_all(view)
+
+    seen, before, n_frozen = [], gc.get_threshold(), gc.get_freeze_count()
+    run([toy_job()], watching)
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, n_frozen)
+    assert seen and all(each[:2] == before[:2] and each[2] > 1e9 for each in seen)
 
 
-def test_simulations_leave_nothing_for_the_collector(monkeypatch):
+def test_simulations_leave_nothing_for_the_collector():
     jobs = [toy_job(f"j{at}", float(at), steps=40, n_gpus=1 + at % 2, plan="ga") for at in range(12)]
     failures = [NodeEvent(30.0, 0, NodeEventKind.FAILED), NodeEvent(60.0, 0, NodeEventKind.JOINED)]
     given = {"restart_delay_s": 2.0, "failures": failures}
@@ -515,14 +514,11 @@ def test_simulations_leave_nothing_for_the_collector(monkeypatch):
         simulate(jobs, toy_nodes(2, 2), toy_catalogue(), policy(name), **given)
         return gc.collect()
 
-    # A count would look through all that other tests hold before each simulation, as a collection would.
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
+    gc.collect()
     gc.disable()
-    gc.freeze()
     try:
         # The first runs leave what is made once.
         leaving = [name for name in REGISTRY if all(left(name) for _ in range(4))]
     finally:
-        gc.unfreeze()
         gc.enable()
     assert leaving == []

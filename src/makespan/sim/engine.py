@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import TracebackType
@@ -1058,6 +1058,20 @@ class Schedule(Displayed):
         return schedule_svg(dict(submitted_s), self.spans())
 
 
+_NEVER = 2**31 - 1  # the largest threshold
+
+
+@contextmanager
+def _without_full_collections() -> Iterator[None]:
+    """Let the garbage collector look through new objects only: those that exist now outlive the run."""
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, _NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
+
+
 @typed
 def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> Schedule:
     """Run the jobs of a scenario under a policy; equal arguments give equal tables.
@@ -1080,16 +1094,8 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
     engine = Engine(scenario, policy)
     engine.observers += observers
     engine.load()
-    # Objects that exist now outlive the run, so the garbage collector need not scan them again and again.
-    # What the caller froze stays frozen.
-    is_frozen = gc.get_freeze_count() > 0
-    if not is_frozen:
-        gc.freeze()
-    try:
+    with _without_full_collections():
         engine.run()
-    finally:
-        if not is_frozen:
-            gc.unfreeze()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
