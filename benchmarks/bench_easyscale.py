@@ -43,6 +43,7 @@ from makespan.runtime import (
     RunDirectory,
     end_worker,
     join,
+    keep_freed,
     linked,
     run_worker,
 )
@@ -266,6 +267,7 @@ def test_step_over_stock(benchmark: Any, case: str, megabytes: int) -> None:
 def work(directory: RunDirectory, who: Identity) -> None:
     """Measure the case of the request."""
     join(directory, who)
+    keep_freed()
     request = directory.request()
     mapping = RankMapping.parse(request["mapping"])
     found = measured(mapping, request["megabytes"], request["n_warmup"], request["n_steps"], who)

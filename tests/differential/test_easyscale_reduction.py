@@ -17,10 +17,12 @@ from makespan.easyscale.job import RankMapping
 from makespan.easyscale.reduction import (
     Buckets,
     GlooThreads,
+    GradientSet,
     ReadyOrder,
     Reduction,
     detect_gloo_order,
     in_memory,
+    order_by_ring,
     provisional_map,
     rebuilt_map,
     reduce_sets,
@@ -44,15 +46,33 @@ def everywhere(sets, mapping, reduction):
     )
 
 
+def packed(one):
+    """Return the scaled vector of each bucket of a set."""
+    return [torch.cat(pieces) * one.scale for pieces in one.pieces]
+
+
 def by_gloo(sets, gloo):
     """Return what gloo makes of scaled sets, bucket by bucket; all its ranks have the same."""
-    scaled = [[bucket.clone() for bucket in one.buckets] for one in sets]
+    scaled = [packed(one) for one in sets]
     sums = []
     for vectors in zip(*scaled, strict=True):
         first, *others = gloo.all_reduce(vectors)
         assert all(torch.equal(first, other) for other in others)
         sums.append(first)
     return sums
+
+
+def in_pieces(rng, n_sets, lengths, scale, magnitudes):
+    """Draw sets whose two buckets are in pieces; magnitudes down to numbers that a factor makes inexact."""
+    sets = []
+    for _ in range(n_sets):
+        drawn = [
+            rng.standard_normal(length, dtype=np.float32) * rng.choice(magnitudes, length).astype("f4")
+            for length in lengths
+        ]
+        pieces, cut = [torch.from_numpy(one) for one in drawn], len(lengths) // 2
+        sets.append(GradientSet([pieces[:cut], pieces[cut:]], torch.ones(1, dtype=torch.bool), scale))
+    return sets
 
 
 def set_partitions(items):
@@ -107,7 +127,7 @@ def test_a_sum_in_another_order_has_other_bits():
     mapping = RankMapping.even(4, 2)
     (ring, _), (by_rank, _) = (everywhere(sets, mapping, Reduction(4, fold)) for fold in ("ring", "rank"))
     assert not torch.equal(ring.buckets[0], by_rank.buckets[0])
-    a, b, c, d = (one.buckets[0] for one in sets)
+    a, b, c, d = (one.pieces[0][0] for one in sets)
     assert torch.equal(by_rank.buckets[0], ((a + b) + c) + d)
     assert not torch.equal(by_rank.buckets[0], (a + b) + (c + d))
 
@@ -149,6 +169,30 @@ def test_processes_sum_as_generators_do(tmp_path):
 def _no_module_is_left_in_a_pass(monkeypatch):
     """Undo what threads leave in torch: the passes of their modules end in another order than they began."""
     monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("scaling", ["pre", "post"])
+def test_gradients_in_pieces_are_scaled_before_they_are_added(n_ranks, scaling):
+    rng, reduction = np.random.default_rng(SEED), Reduction(n_ranks, scaling=scaling)
+    lengths = [1, 70_000, 3, 5000, 1, 2, 4096, 200_001, 17, 4097]
+    sets = in_pieces(rng, n_ranks, lengths, reduction.set_scale, [1e-44, 1e-38, 1e-3, 1.0, 1e3])
+    expected = []
+    for vectors in zip(*map(packed, sets), strict=True):
+        total = torch.empty_like(vectors[0])
+        for first, last, ranks in order_by_ring(len(total), n_ranks, 4):
+            summed = vectors[ranks[0]][first:last].clone()
+            for rank in ranks[1:]:
+                summed += vectors[rank][first:last]
+            total[first:last] = summed * (1.0 if scaling == "pre" else 1 / n_ranks)
+        expected.append(total)
+    for hosted in (
+        RankMapping.even(n_ranks, 1),
+        RankMapping.even(n_ranks, 2),
+        RankMapping.even(n_ranks, n_ranks),
+    ):
+        for found in everywhere(sets, hosted, reduction):
+            assert all(map(torch.equal, found.buckets, expected)), hosted
 
 
 class Ranks(GlooThreads):
@@ -193,14 +237,14 @@ def ours(model, batches, bucket_map, reduction, presum=False):
     sets = []
     for batch in batches:
         backward(model, batch)
-        sets.append(buckets.pack(reduction.set_scale))
+        sets.append(buckets.take(reduction.set_scale))
     if presum:
-        halves = [[sets[rank].buckets for rank in ranks] for ranks in mapping.hosted]
+        halves = [[packed(sets[rank]) for rank in ranks] for ranks in mapping.hosted]
         sums = [[sum(one[1:], one[0]) for one in zip(*half, strict=True)] for half in halves]
-        buckets.unpack([a + b for a, b in zip(*sums, strict=True)], sets[0].used)
+        buckets.bind(buckets.views([a + b for a, b in zip(*sums, strict=True)]), sets[0].used)
     else:
         total = everywhere(sets, mapping, reduction)[0]
-        buckets.unpack(total.buckets, total.used)
+        buckets.bind(buckets.views(total.buckets), total.used)
     return {name: one.grad.clone() for name, one in parameters.items()}
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from easyscale_job import JOB, WITH_ADAM, Elastic, Net
 from forked import forking_servers
 
-from makespan.easyscale import ElasticTrainer, context as contexts_module, hosting as hosted_module
+from makespan.easyscale import ElasticTrainer, context as contexts_module, reduction as reduction_module
 from makespan.easyscale.context import Contexts
 from makespan.easyscale.data import LoaderPool
 from makespan.easyscale.job import ElasticJob, RankMapping
@@ -167,12 +167,13 @@ def test_the_place_in_the_mapping_decides_without_d1():
 
 
 def test_gradients_must_not_be_added_up_before_they_are_exchanged(reference, monkeypatch):
-    def summed_first(own, mapping, process, reduction):
-        sums = [torch.stack(bucket).sum(0) for bucket in zip(*(one.buckets for one in own), strict=True)]
+    def summed_first(own, mapping, process, reduction, room):
+        packed = [[torch.cat(pieces) * one.scale for pieces in one.pieces] for one in own]
+        sums = [[torch.stack(bucket).sum(0)] for bucket in zip(*packed, strict=True)]
         each = RankMapping.even(mapping.n_processes, mapping.n_processes)
-        return reduce_sets([GradientSet(sums, own[0].used)], each, process, reduction)
+        return reduce_sets([GradientSet(sums, own[0].used)], each, process, reduction, room)
 
-    monkeypatch.setattr(hosted_module, "reduce_sets", summed_first)
+    monkeypatch.setattr(reduction_module, "reduce_sets", summed_first)
     found = Elastic().train("0,1/2,3", 1)
     assert [row[0] for row in found[0]] == [row[0] for row in reference[0]]
     assert found[0][0][1] != reference[0][0][1]

@@ -15,7 +15,7 @@ def drawn_sets(n_sets, lengths, seed):
     rng = np.random.default_rng(seed)
     return [
         GradientSet(
-            [torch.from_numpy(_vector(rng, length)) for length in lengths], torch.tensor([True, rank == 1])
+            [[torch.from_numpy(_vector(rng, length))] for length in lengths], torch.tensor([True, rank == 1])
         )
         for rank in range(n_sets)
     ]

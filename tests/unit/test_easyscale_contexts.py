@@ -251,40 +251,37 @@ class Nested(nn.Module):
         return self.once(found)
 
 
-def test_gradients_that_come_in_parts_are_packed_whole():
+def test_gradients_that_come_in_parts_are_summed_whole():
     torch.manual_seed(1)
     models = [Nested(), Nested()]
     models[1].load_state_dict(models[0].state_dict())
     workers = [hosted(model, "0,1,2", n=3) for model in models]
-    for _ in range(4):
-        in_memory([workers[0].mini_batch(fetch)])
-        # Watched passes wait for the end of the pass with every gradient.
-        in_memory([workers[1].mini_batch(fetch, watches=True)])
-    assert parameter_sha(models[0]) == parameter_sha(models[1])
-    model = Nested()
-    model.is_nested, worker = False, hosted(model)
-    for _ in range(3):
-        in_memory([worker.mini_batch(fetch)])
-    model.is_nested = True
-    with pytest.raises(InputError, match=r"parameter twice\.\w+ gets its gradient in parts"):
-        in_memory([worker.mini_batch(fetch)])
+    models[1].is_nested = False
+    for step in range(4):
+        models[0].is_nested = step != 2
+        for worker in workers:
+            in_memory([worker.mini_batch(fetch)])
+        assert parameter_sha(models[0]) == parameter_sha(models[1])
 
 
-def tripled(parameter):
-    parameter.grad.mul_(3.0)
+def doubled(parameter):
+    parameter.grad.mul_(2.0)
 
 
 def test_hooks_of_user_code_that_come_later_still_change_the_gradient():
     torch.manual_seed(1)
-    models = [nn.Linear(4, 2), nn.Linear(4, 2)]
+    models, step = [nn.Linear(4, 2), nn.Linear(4, 2)], 0
     models[1].load_state_dict(models[0].state_dict())
-    workers = [hosted(model) for model in models]
+    workers = [
+        hosted(models[0]),
+        hosted(models[1], after_reduce=lambda model: step < 3 or doubled(model.weight)),
+    ]
     for step in range(5):
-        for number, (model, worker) in enumerate(zip(models, workers, strict=True)):
-            if step == 3:
-                model.weight.register_post_accumulate_grad_hook(tripled)
-            in_memory([worker.mini_batch(fetch, watches=bool(number))])
-    assert parameter_sha(models[0]) == parameter_sha(models[1])
+        if step == 3:
+            models[0].weight.register_post_accumulate_grad_hook(doubled)
+        for worker in workers:
+            in_memory([worker.mini_batch(fetch)])
+        assert parameter_sha(models[0]) == parameter_sha(models[1])
 
 
 def test_a_gradient_that_user_code_keeps_stays_as_it_was():

@@ -99,12 +99,12 @@ def test_gradients_come_back_from_flat_vectors_in_their_memory_layout():
     model(torch.rand(1, 2, 6, 6)).sum().backward()
     before = {name: one.grad.clone() for name, one in parameters.items()}
     buckets = Buckets(parameters, rebuilt_map(parameters, list(parameters), 64))
-    packed = buckets.pack(1.0)
+    taken = buckets.take(1.0)
     assert all(one.grad is None for one in parameters.values())
-    assert len(packed.buckets) > 1
+    assert len(taken.pieces) > 1
     dense = before["0.weight"].permute(0, 2, 3, 1).reshape(-1)
-    assert torch.equal(packed.buckets[0][: dense.numel()], dense)
-    buckets.unpack(packed.buckets, packed.used)
+    assert torch.equal(taken.pieces[0][0], dense)
+    buckets.bind(buckets.views([torch.cat(pieces) for pieces in taken.pieces]), taken.used)
     assert all(torch.equal(one.grad, before[name]) for name, one in parameters.items())
 
 
@@ -147,16 +147,16 @@ def test_a_gradient_missing_somewhere_counts_as_zero_and_one_missing_everywhere_
     sets = []
     for weight in (3.0, None):
         parameters["2.bias"].grad = None if weight is None else torch.full((3,), weight)
-        sets.append(buckets.pack(reduction.set_scale))
+        sets.append(buckets.take(reduction.set_scale))
     total = in_memory([reduce_sets(sets, RankMapping.even(2, 1), 0, reduction)])[0]
-    buckets.unpack(total.buckets, total.used)
+    buckets.bind(buckets.views(total.buckets), total.used)
     assert parameters["2.bias"].grad.tolist() == [1.5] * 3
     assert [name for name, one in parameters.items() if one.grad is not None] == ["2.bias"]
 
 
 def test_what_is_not_a_number_goes_through_the_sum():
     sets = [
-        GradientSet([torch.tensor([one, 1.0])], torch.tensor([True])) for one in (torch.inf, 1.0, torch.nan)
+        GradientSet([[torch.tensor([one, 1.0])]], torch.tensor([True])) for one in (torch.inf, 1.0, torch.nan)
     ]
     for total in in_memory(
         [
@@ -176,7 +176,7 @@ def test_what_cannot_be_packed_is_refused_by_name():
         Buckets(parameters, (("0.weight", "1.weight"), ("1.bias", "1.bias")))
     model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(InputError, match=r"parameter 0\.weight has a sparse gradient"):
-        Buckets(parameters, provisional_map(parameters)).pack(1.0)
+        Buckets(parameters, provisional_map(parameters)).take(1.0)
     with pytest.raises(InputError, match=r"parameter weight is torch\.float16; expected torch\.float32"):
         trained_parameters(nn.Linear(2, 2).half())
     frozen = nn.Linear(2, 2)

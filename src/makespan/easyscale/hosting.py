@@ -24,15 +24,14 @@ from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.reduction import (
     BucketMap,
     Buckets,
-    GradientPacker,
     GradientSet,
+    GradientTaker,
     HostCopies,
     ReadyOrder,
     Reduction,
     Steps,
     provisional_map,
     rebuilt_map,
-    reduce_sets,
     share,
     synchronize,
     trained_parameters,
@@ -48,7 +47,7 @@ _HOST = torch.device("cpu")
 
 
 class ModelGradients:
-    """Gradients of one model, packed EST by EST in a pass over all hosted ESTs, then summed over all ESTs.
+    """Gradients of one model, taken EST by EST in a pass over all hosted ESTs, then summed over all ESTs.
 
     The bits of the sums are those of one `torch.nn.parallel.DistributedDataParallel` around the model.
 
@@ -66,7 +65,7 @@ class ModelGradients:
         Bucket layout from a checkpoint, for levels that keep it; None to determine one as
         DistributedDataParallel does.
     keeps_sums, accumulates
-        See `GradientPacker`.
+        See `GradientTaker`.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class ModelGradients:
 
     def move(self, mapping: RankMapping, process: int, bucket_map: BucketMap | None) -> None:
         """Continue with another mapping, from a bucket layout; gradients of a running pass are dropped."""
-        self._packer.close()
+        self._taker.close()
         for parameter in self._trained.values():
             parameter.grad = None
         self._place(mapping, process, bucket_map)
@@ -103,7 +102,7 @@ class ModelGradients:
             restored = unordered_map(self._trained, self._reduction.bucket_cap_bytes)
         self.must_rebuild = restored is None
         self._bucket_map = restored or provisional_map(self._trained)
-        self._packer, self._has_passed = self._packer_of(self._bucket_map), False
+        self._taker = self._taker_of(self._bucket_map)
         self._sets: list[GradientSet] = []
         self._ready: list[str] = []
         self._recorder: ReadyOrder | None = None
@@ -130,42 +129,38 @@ class ModelGradients:
         ]
 
     @contextmanager
-    def listening(self, *, watches: bool = False) -> Iterator[None]:
-        """Pack gradients in a pass over all hosted ESTs, between `begin` and `finish` of each."""
+    def listening(self) -> Iterator[None]:
+        """Take gradients in a pass over all hosted ESTs, between `begin` and `finish` of each."""
         self._sets, self._ready = [], []
-        # Whatever is found out in a first pass is found out again where a pass is watched.
-        self._is_late = watches or self.must_rebuild or not self._has_passed
-        with self._packer.listening():
+        with self._taker.listening():
             yield
-        self._has_passed = True
 
     def begin(self, rank: int) -> None:
         """Begin the turn of an EST."""
         # As in DistributedDataParallel, rank 0 determines the bucket layout of all.
         self._recorder = ReadyOrder(self._trained) if self.must_rebuild and rank == 0 else None
-        self._packer.begin(len(self._sets), is_late=self._is_late)
 
     @contextmanager
-    def passing(self, *, is_last: bool) -> Iterator[None]:
-        """Let one of several backward passes of a turn add to its gradients; see `GradientPacker.passing`."""
+    def passing(self) -> Iterator[None]:
+        """Let one of several backward passes of a turn add to its gradients."""
         if self._recorder is not None:
             self._recorder.restart()
-        with self._packer.passing(is_last=is_last):
+        with self._taker.passing():
             yield
 
     def finish(self) -> None:
         """End the turn of an EST; no gradient is left in the model."""
         if self._recorder is not None:
             self._ready = self._recorder.finish()
-        self._sets.append(self._packer.finish())
+        self._sets.append(self._taker.take(len(self._sets)))
 
     def sum(self) -> Steps[None]:
         """Make the sum over all ESTs the gradients of the model; the first sum determines the layout."""
         self._copies.finish()  # the sum reads the copies on the host
         if not (self._unused or self._reduction.find_unused_parameters):
             self._unused = self._left_out()
-        total = yield from reduce_sets(self._sets, self._numbered, self._process, self._reduction)
-        self._packer.unpack(total)
+        yield from self._taker.sum(self._sets, self._numbered, self._process, self._reduction)
+        self._sets = []
         if self.must_rebuild:
             yield from self._rebuild()
 
@@ -186,20 +181,15 @@ class ModelGradients:
         lengths = [len(names) if process == host else 0 for process in range(self._mapping.n_processes)]
         parts = yield from share(numbers[: lengths[self._process]], lengths)
         order = [names[number] for number in parts[host].tolist() if number >= 0]
-        self._packer.close()
+        self._taker.close()
         self._bucket_map = rebuilt_map(self._trained, order, self._reduction.bucket_cap_bytes)
-        self._packer, self._has_passed = self._packer_of(self._bucket_map), False
+        self._taker = self._taker_of(self._bucket_map)
         self.must_rebuild = False
 
-    def _packer_of(self, bucket_map: BucketMap) -> GradientPacker:
-        """Provide vectors for the gradients of all hosted ESTs in a layout."""
-        return GradientPacker(
-            Buckets(self._trained, bucket_map),
-            self._reduction.set_scale,
-            len(self._mapping.hosted[self._process]),
-            self._copies,
-            **self._kept,
-        )
+    def _taker_of(self, bucket_map: BucketMap) -> GradientTaker:
+        """Provide memory for the sums of gradients in a layout."""
+        buckets = Buckets(self._trained, bucket_map)
+        return GradientTaker(buckets, self._reduction.set_scale, self._copies, **self._kept)
 
 
 class ModelChecks:
@@ -450,13 +440,12 @@ class HostedESTs:
         self._parts, self._device, self._process = parts, device, process
         self._buffers, self._swaps, self._shards = buffers, swaps_contexts, shards
         self.mapping, self.ranks = mapping, mapping.hosted[process]
-        self._copies = HostCopies(device, sums_on_host=sums_on_host)
         self._computing = nullcontext() if computing is None else computing
         self._word_sum = WordSum(parts.model.parameters())
         self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)
         self._gradients = ModelGradients(
-            parts.model, mapping, process, reduction, level, self._copies, bucket_map,
-            keeps_sums=not self._has_user_step,
+            parts.model, mapping, process, reduction, level, HostCopies(device, sums_on_host=sums_on_host),
+            bucket_map, keeps_sums=not self._has_user_step,
         )  # fmt: skip
         self._checks = ModelChecks(parts.model)
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
@@ -532,7 +521,7 @@ class HostedESTs:
             self.contexts.begin_watching()
             self._checks.begin()
         losses, times, n_workers = [], [], self.mapping.n_logical_workers
-        with self._gradients.listening(watches=watches), virtual_rank(self.ranks[0], n_workers):
+        with self._gradients.listening(), virtual_rank(self.ranks[0], n_workers):
             for rank in self.ranks:
                 begun = time.perf_counter()
                 context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
@@ -587,7 +576,6 @@ class HostedESTs:
             self._notices.append(f"loss also returns {unused}, which is ignored")
         scaler = self._parts.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._copies.before_reuse()  # of the vectors on the device, which hold the gradients of the last EST
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

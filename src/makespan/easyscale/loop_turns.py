@@ -148,13 +148,13 @@ class LoopESTs:
         check_modules(parts.model, mapping)
         self._parts, self._device, self._mapping, self._process = parts, device, mapping, process
         self.ranks = mapping.hosted[process]
-        self._copies = HostCopies(device, sums_on_host=sums_on_host)
+        copies = HostCopies(device, sums_on_host=sums_on_host)
         self._together, self._on_micro_batch = together, on_micro_batch
         self._gradients = {}
         for name, model in parts.models.items():
             layout = layouts.get(name)
             self._gradients[name] = ModelGradients(
-                model, mapping, process, reduction, level, self._copies,
+                model, mapping, process, reduction, level, copies,
                 None if layout is None else tuple(map(tuple, layout)), keeps_sums=False, accumulates=True,
             )  # fmt: skip
         self._checks = ModelChecks(parts.model, "code outside of the turns")
@@ -163,7 +163,6 @@ class LoopESTs:
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
         self.state_names = set(parts.model.state_dict())
         self.local_notices = set[str]()
-        self._n_calls: dict[int, int] = {}  # of backward, in a turn of each pass
         self._number, self._pass, self._calls, self._watches = 0, 0, 0, False
         self._live: int | None = None  # EST whose turn it is
         self._left: int | None = None  # EST in whose turn a pass was left
@@ -274,7 +273,7 @@ class LoopESTs:
         n_workers = self._mapping.n_logical_workers
         with ExitStack() as stack:
             for gradients in self._gradients.values():
-                stack.enter_context(gradients.listening(watches=self._watches))
+                stack.enter_context(gradients.listening())
             for rank in self.ranks:
                 begun = time.perf_counter()
                 with virtual_rank(rank, n_workers), self.contexts.live(rank, watches=self._watches):
@@ -298,7 +297,6 @@ class LoopESTs:
                             f"the turn of logical worker {rank} ended without mini_batch.backward; expected "
                             "one call at least in each turn"
                         )
-                    self._n_calls[self._pass] = self._calls
                 if self._watches:
                     self._checks.after_turn()
                     self._check_shared(shared)
@@ -316,12 +314,10 @@ class LoopESTs:
         """Run a backward pass of the live EST."""
         rank, scaler = self._live_rank("backward"), self._parts.scaler
         self._calls += 1
-        is_last = self._calls >= self._n_calls.get(self._pass, 1)
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._copies.before_reuse()  # of the vectors on the device, which hold the gradients of the last EST
         with ExitStack() as stack:
             for gradients in self._gradients.values():
-                stack.enter_context(gradients.passing(is_last=is_last))
+                stack.enter_context(gradients.passing())
             scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         before = self._losses.get(rank)
         self._losses[rank] = loss.detach() if before is None else before + loss.detach()

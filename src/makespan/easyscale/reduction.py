@@ -12,13 +12,15 @@ import functools
 import hashlib
 import importlib
 import logging
+import math
 import platform
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -110,7 +112,7 @@ def synchronize(device: torch.device) -> None:
         torch.get_device_module(device).current_stream(device).synchronize()
 
 
-# --- Buckets: the layouts of DistributedDataParallel, and packing of gradients ---
+# --- Buckets: the layouts of DistributedDataParallel, and gradients in them ---
 
 BucketMap = tuple[tuple[str, ...], ...]
 """Names of the parameters of each bucket, in their order there."""
@@ -120,22 +122,30 @@ _DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class GradientSet:
-    """Gradients of one EST, or their sum over all ESTs.
+    """Gradients of one EST.
 
     Parameters
     ----------
-    buckets
-        One flat vector per bucket, already multiplied by `Reduction.set_scale`.
+    pieces
+        Flat vectors by bucket, which lie in it one after the other.
     used
         Whether each parameter, in registration order, had a gradient: (n_parameters,), bool or any number but
         zero. The others count as zero.
-    room
-        Vectors that `reduce_sets` may overwrite; None to allocate them.
+    scale
+        Factor by which the sum still has to multiply each gradient.
     """
+
+    pieces: list[list[Tensor]]
+    used: Tensor
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSum:
+    """Sum of the gradients of all ESTs: one flat vector per bucket, and which parameters any EST used."""
 
     buckets: list[Tensor]
     used: Tensor
-    room: "SumRoom | None" = None
 
 
 class SumRoom:
@@ -258,10 +268,7 @@ class ReadyOrder:
 
 
 class Buckets:
-    """Packs gradients into the flat vectors of a bucket map, and unpacks their sums.
-
-    `GradientPacker` does the same while backward passes run, with vectors that it keeps.
-    """
+    """Takes gradients out of a model in the layout of a bucket map, and puts their sums back."""
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_map: BucketMap) -> None:
         listed = sorted(name for names in bucket_map for name in names)
@@ -273,39 +280,57 @@ class Buckets:
         self.bucket_map = bucket_map
         self.parameters = dict(parameters)
         self.lengths = [sum(parameters[name].numel() for name in names) for names in bucket_map]
+        self._strides = {name: _strides_of(parameter) for name, parameter in parameters.items()}
+        self._all_used = torch.ones(len(parameters), dtype=torch.bool)
 
-    def pack(self, scale: float, copies: HostCopies | None = None) -> GradientSet:
-        """Move the gradients, times ``scale``, out of the model, and to the host if ``copies`` is given."""
-        flat = self.empty()
-        used = [self.pack_one(name, view, scale) for name, view in self.views(flat).items()]
-        return GradientSet(
-            flat if copies is None else copies.start(flat), torch.tensor(used, dtype=torch.bool)
-        )
+    @torch.no_grad()
+    def take(self, scale: float) -> GradientSet:
+        """Take the gradients out of the model as they are; the sum has to multiply them by ``scale``."""
+        taken, used = {}, []
+        for name, parameter in self.parameters.items():
+            gradient = self._dense_gradient(name)
+            used.append(gradient is not None)
+            length, strides = parameter.numel(), self._strides[name]
+            if gradient is None:
+                gradient = parameter.new_zeros(()).expand(length)
+            elif gradient.stride() == strides:
+                gradient = gradient.as_strided((length,), (1,))
+            else:
+                packed = parameter.new_empty(length)
+                packed.as_strided(parameter.shape, strides).copy_(gradient)
+                gradient = packed
+            taken[name] = gradient
+            parameter.grad = None
+        pieces = [[taken[name] for name in names] for names in self.bucket_map]
+        return GradientSet(pieces, self._all_used if all(used) else torch.tensor(used), scale)
 
-    def pack_one(self, name: str, view: Tensor, scale: float) -> bool:
-        """Move one gradient, times ``scale``, out of the model; return whether there was one."""
-        parameter = self.parameters[name]
-        if (gradient := parameter.grad) is None:
-            view.zero_()
-            return False
-        if gradient.is_sparse:
+    def pack(self, views: Mapping[str, Tensor], scale: float) -> Tensor:
+        """Move the gradients, times ``scale``, out of the model into views of flat vectors.
+
+        Returns whether each parameter had one; others become zero.
+        """
+        used = []
+        for name, view in views.items():
+            gradient = self._dense_gradient(name)
+            used.append(gradient is not None)
+            if gradient is None:
+                view.zero_()
+            else:
+                torch.mul(gradient, scale, out=view)
+            self.parameters[name].grad = None
+        return self._all_used if all(used) else torch.tensor(used)
+
+    def _dense_gradient(self, name: str) -> Tensor | None:
+        """Return a gradient; a sparse one raises an `InputError`."""
+        gradient = self.parameters[name].grad
+        if gradient is not None and gradient.is_sparse:
             raise InputError(
                 f"parameter {name} has a sparse gradient; expected dense gradients (sparse=False)"
             )
-        torch.mul(gradient, scale, out=view)
-        parameter.grad = None
-        return True
-
-    def unpack(self, sums: Sequence[Tensor], used: Tensor) -> None:
-        """Make the sums the gradients of the model; a parameter that no EST used gets none."""
-        flat = [
-            bucket.to(self.parameters[names[0]].device)
-            for names, bucket in zip(self.bucket_map, sums, strict=True)
-        ]
-        self.bind(self.views(flat), used)
+        return gradient
 
     def bind(self, views: Mapping[str, Tensor], used: Tensor) -> None:
-        """Make `views` of sums the gradients of the model, as `unpack` does."""
+        """Make `views` of sums the gradients of the model; a parameter that no EST used gets none."""
         for (name, parameter), is_used in zip(self.parameters.items(), used.tolist(), strict=True):
             parameter.grad = views[name] if is_used else None
 
@@ -336,218 +361,21 @@ class Buckets:
             offset = 0
             for name in names:
                 like = self.parameters[name]
-                # A tensor without gaps keeps its strides (such as channels_last); others become contiguous.
-                strides = like.stride()
-                extent = 1 + sum((size - 1) * step for size, step in zip(like.shape, strides, strict=True))
-                if extent != like.numel():
-                    strides = torch.empty(like.shape, device="meta").stride()
-                views[name] = vector.as_strided(like.shape, strides, offset)
+                views[name] = vector.as_strided(like.shape, self._strides[name], offset)
                 offset += like.numel()
         return views
 
 
-class GradientPacker:
-    """Packs the gradients of one EST after the other into vectors that are kept from step to step.
+def _strides_of(parameter: Tensor) -> tuple[int, ...]:
+    """Return the strides of the gradient of a parameter, which has no gaps.
 
-    A gradient is packed as soon as it is ready: it is still in the cache then, and the next one can use its
-    memory. Some must wait for the end of the pass, because they may still change: those of a parameter that
-    another hook follows, and those that come in parts, from the nested passes of reentrant checkpointing.
-    Passes with ``is_late`` pack all gradients at the end, and find those that come in parts.
-
-    With ``accumulates``, an EST may run several backward passes in its turn. Gradients then stay in the model
-    until the turn ends; those that a later pass adds to are packed again.
-
-    Parameters
-    ----------
-    buckets, scale
-        Layout of the vectors, and factor of the gradients.
-    n_sets
-        Number of ESTs.
-    copies
-        Copies to the host, where the sets of all ESTs are kept; on a CPU the gradients are packed there.
-    keeps_sums
-        Whether a sum may always overwrite the one before. False where user code may have kept that: new
-        memory is then allocated if a tensor of user code still shares the old one.
-    accumulates
-        Whether a turn may have several backward passes, each in `passing`; an `InputError` is raised if
-        gradients change in a turn in any other way.
+    A parameter without gaps has them itself (such as channels_last); others have contiguous gradients.
     """
-
-    def __init__(
-        self,
-        buckets: Buckets,
-        scale: float,
-        n_sets: int,
-        copies: HostCopies,
-        *,
-        keeps_sums: bool,
-        accumulates: bool = False,
-    ) -> None:
-        self._buckets, self._scale, self._copies, self._keeps_sums = buckets, scale, copies, keeps_sums
-        self._accumulates, self._is_passing, self._packs_now = accumulates, False, False
-        self._accumulated: dict[str, tuple[Tensor, int]] = {}  # gradients with their versions
-        # A device has one set, which is copied to the host before the next EST needs it.
-        # Whether parameters have a gradient stands behind the last bucket, so that both travel as one vector.
-        n_used = len(buckets.parameters)
-        self._packed = [buckets.empty(n_used) for _ in range(1 if copies.is_needed else n_sets)]
-        self._views = [buckets.views(flat[:-1]) for flat in self._packed]
-        self._copied: dict[int, list[Tensor]] = {}
-        self._room = SumRoom([])
-        self._allocate_sums()
-        self._handles: dict[str, RemovableHandle] = {}
-        self._n_hooks: dict[str, int] = {}
-        self._set, self._number, self._is_late, self._is_listening = 0, 0, True, False
-        self._seen, self._done, self._in_parts = set[str](), set[str](), set[str]()
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Pack gradients as they become ready, between `begin` and `finish` of each EST."""
-        for name, parameter in self._buckets.parameters.items():
-            if not parameter.requires_grad:  # user code froze it
-                continue
-            hooks: Any = parameter._post_accumulate_grad_hooks
-            handle = self._handles.get(name)
-            # Hooks of user code may change a gradient, so this one must come after them.
-            if handle is None or not hooks or next(reversed(hooks)) != handle.id:
-                if handle is not None:
-                    handle.remove()
-                self._handles[name] = self._listen(name, parameter)
-                hooks = parameter._post_accumulate_grad_hooks
-            self._n_hooks[name] = len(hooks)
-        self._is_listening = True
-        try:
-            yield
-        finally:
-            self._is_listening = False
-
-    def close(self) -> None:
-        """Remove the hooks of the parameters."""
-        for handle in self._handles.values():
-            handle.remove()
-
-    def _listen(self, name: str, parameter: Parameter) -> RemovableHandle:
-        def pack(_: Tensor) -> None:
-            # Not the argument, which is what an earlier hook may have returned.
-            ready = parameter
-            if not self._is_listening:
-                return
-            hooks: Any = ready._post_accumulate_grad_hooks
-            if self._accumulates:
-                self._accumulate(name, ready, is_last=len(hooks) == self._n_hooks[name])
-            elif self._is_late or name in self._in_parts or len(hooks) != self._n_hooks[name]:
-                if name in self._seen:
-                    self._in_parts.add(name)
-            elif name in self._seen:
-                raise InputError(
-                    f"parameter {name} gets its gradient in parts, which was not so in the first "
-                    "mini-batch; expected the same nested backward passes in every mini-batch, or "
-                    "checkpoint with use_reentrant=False"
-                )
-            elif ready.grad is not None and not ready.grad.is_sparse:
-                torch.mul(ready.grad, self._scale, out=self._views[self._number][name])
-                ready.grad = None
-                self._done.add(name)
-            self._seen.add(name)
-
-        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(pack)  # type: ignore[no-untyped-call]
-        return handle
-
-    @contextmanager
-    def passing(self, *, is_last: bool) -> Iterator[None]:
-        """Let a backward pass add to the gradients of the turn; ``is_last`` if no other is expected."""
-        self._is_passing, self._packs_now = True, is_last and not self._is_late
-        try:
-            yield
-        finally:
-            self._is_passing = False
-
-    def _accumulate(self, name: str, ready: Parameter, *, is_last: bool) -> None:
-        """Take notice of a gradient that a backward pass has added to, and pack it if no other is expected.
-
-        ``is_last`` tells that no hook of user code follows, which may change the gradient.
-        """
-        if not self._is_passing:
-            raise InputError(
-                f"a backward pass that the loop does not know adds to the gradient of {name}; expected "
-                "mini_batch.backward(loss) instead of loss.backward()"
-            )
-        gradient = ready.grad
-        self._done.discard(name)
-        self._accumulated.pop(name, None)
-        if not is_last or gradient is None or gradient.is_sparse:
-            return
-        self._accumulated[name] = gradient, gradient._version
-        if self._packs_now:
-            torch.mul(gradient, self._scale, out=self._views[self._number][name])
-            self._done.add(name)
-
-    def _end_accumulation(self) -> None:
-        """Reject gradients that anything but a backward pass has changed, and drop those that are packed."""
-        for name, (gradient, version) in self._accumulated.items():
-            parameter = self._buckets.parameters[name]
-            if parameter.grad is not gradient or gradient._version != version:
-                raise InputError(
-                    f"the gradient of {name} was changed in the turn of a logical worker, after its backward "
-                    "pass; expected changes of the sum, between mini_batch.sum and mini_batch.step"
-                )
-            if name in self._done:
-                parameter.grad = None
-        self._accumulated.clear()
-
-    def begin(self, number: int, *, is_late: bool) -> None:
-        """Begin the pass of an EST, by its number in the process."""
-        self._set, self._number = number, min(number, len(self._views) - 1)
-        self._is_late = is_late
-        self._seen.clear()
-        self._done.clear()
-
-    def finish(self) -> GradientSet:
-        """Pack what is left, and return the set of the EST; the next pass of its number overwrites it."""
-        views, done, flat = self._views[self._number], self._done, self._packed[self._number]
-        self._end_accumulation()
-        if len(done) == len(views):
-            flat[-1].fill_(1.0)
-        else:
-            used = [
-                name in done or self._buckets.pack_one(name, view, self._scale)
-                for name, view in views.items()
-            ]
-            flat[-1].copy_(torch.tensor(used, dtype=torch.bool))
-        if self._set == 0 and not self._keeps_sums and _n_sharing(self._sums) != self._n_sharing:
-            self._allocate_sums()
-        if self._copies.is_needed:
-            flat = self._copied[self._set] = self._copies.start(flat, self._copied.get(self._set, ()))
-        return GradientSet(flat[:-1], flat[-1], self._room)
-
-    def _allocate_sums(self) -> None:
-        """Allocate memory for the sum; the old one belongs to whoever kept a part of it."""
-        n_used, on_host = len(self._buckets.parameters), self._copies.sums_on_host
-        self._sums = self._buckets.empty(n_used)
-        if not on_host:
-            self._room.sums = self._sums
-        elif not self._room.sums:
-            self._room.sums = self._buckets.empty(n_used, on_host=True)
-        self._sum_views = self._buckets.views(self._sums[:-1])
-        self._n_sharing = _n_sharing(self._sums)
-
-    def unpack(self, total: GradientSet) -> None:
-        """Make the sum of all sets the gradients of the model, until the next sum."""
-        if total.room is self._room:
-            if self._copies.sums_on_host:
-                # The next sum comes after `synchronize`, so it does not overwrite what is still copied.
-                for vector, summed in zip(self._sums[:-1], total.buckets, strict=True):
-                    vector.copy_(summed, non_blocking=True)
-            # Tensors of their own, so that those which user code keeps are counted.
-            views = {name: view.detach() for name, view in self._sum_views.items()}
-            self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
-        else:
-            self._buckets.unpack(total.buckets, total.used)
-
-
-def _n_sharing(vectors: Sequence[Tensor]) -> list[int]:
-    """Count the tensors that share the memory of each vector."""
-    count: Any = torch._C._storage_Use_Count  # there is no public name for it
-    return [count(vector.untyped_storage()._cdata) for vector in vectors]
+    strides = parameter.stride()
+    extent = 1 + sum((size - 1) * step for size, step in zip(parameter.shape, strides, strict=True))
+    if extent != parameter.numel():
+        strides = torch.empty(parameter.shape, device="meta").stride()
+    return strides
 
 
 # --- Reduction orders: sums over the gradients of all ESTs in an order of virtual ranks ---
@@ -593,7 +421,6 @@ def order_by_rank(length: int, n_ranks: int, element_bytes: int) -> list[Chunk]:
 
 
 ORDERS: dict[str, ReductionOrder] = {"ring": order_by_ring, "rank": order_by_rank}
-_BLOCK = 1 << 16  # elements; of a running sum that stays in the cache while all summands are added
 
 
 def order_named(name: str) -> ReductionOrder:
@@ -601,25 +428,6 @@ def order_named(name: str) -> ReductionOrder:
     if name not in ORDERS:
         raise unknown_name("reduction order", name, ORDERS)
     return ORDERS[name]
-
-
-def _add_in_order(total: Tensor, parts: Sequence[Tensor], *, is_first: bool) -> None:
-    """Add vectors in their order to ``total``, or, if they are the first summands, make it their sum."""
-    vectors = [total, *parts]
-    if total.device.type != "cpu":
-        # Summands may be in host memory; a device reads them there, and needs no blocks.
-        vectors = [vector.to(total.device, non_blocking=True) for vector in vectors]
-    is_long = total.device.type == "cpu" and total.numel() > _BLOCK
-    blocks = zip(*(torch.split(vector, _BLOCK) for vector in vectors), strict=True) if is_long else [vectors]
-    for block, *summands in blocks:
-        if not is_first:
-            block.add_(summands[0])
-        elif len(summands) == 1:
-            block.copy_(summands[0])
-        else:
-            torch.add(summands[0], summands[1], out=block)
-        for summand in summands[2 if is_first else 1 :]:
-            block.add_(summand)
 
 
 # --- Trial of an order against gloo on this machine ---
@@ -677,8 +485,9 @@ def sums_like_gloo(order: str, n_ranks: int) -> bool:
             vectors = list(torch.from_numpy(drawn))
             expected = torch.empty_like(vectors[0])
             for first, last, ranks in cut(length, n_ranks, expected.element_size()):
-                parts = [vectors[rank][first:last] for rank in ranks]
-                _add_in_order(expected[first:last], parts, is_first=True)
+                total = expected[first:last].copy_(vectors[ranks[0]][first:last])
+                for rank in ranks[1:]:
+                    total += vectors[rank][first:last]
             if not all(torch.equal(total, expected) for total in gloo.all_reduce(vectors)):
                 return False
     return True
@@ -803,27 +612,35 @@ class Reduction:
 
 
 def reduce_sets(
-    hosted: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
-) -> Steps[GradientSet]:
+    hosted: Sequence[GradientSet],
+    mapping: RankMapping,
+    process: int,
+    reduction: Reduction,
+    room: SumRoom | None = None,
+) -> Steps[GradientSum]:
     """Sum the sets of all ESTs; ``hosted`` are those of this process, in the order of the mapping.
 
     An all-reduce would add the partial sums of processes, whose bits depend on the mapping. In turn t, the
     t-th host of each chunk, in the order of its sum, sends the running sum to the next host; the last one
-    sends the result to all. A chunk whose order changes host n times moves n + M - 1 times.
+    sends the result to all. A chunk whose order changes host n times moves n + M - 1 times. The sum is in
+    the vectors of ``room``, or in new ones.
     """
-    like, n_processes = hosted[0].buckets, mapping.n_processes
+    like, n_processes = hosted[0].pieces, mapping.n_processes
     # Whether a parameter has a gradient is summed like one more chunk of the last bucket.
-    flags = [gradients.used.to(like[-1].dtype) if like else gradients.used for gradients in hosted]
+    flags = [each.used.to(like[-1][0].dtype) if like else each.used for each in hosted]
     own = {
-        rank: [*gradients.buckets, flag]
+        rank: [*gradients.pieces, [flag]]
         for rank, gradients, flag in zip(mapping.hosted[process], hosted, flags, strict=True)
     }
-    room = hosted[0].room
     if room is None:
-        room = SumRoom([torch.empty_like(vector) for vector in (*like, flags[0])])
+        lengths = (sum(piece.numel() for piece in pieces) for pieces in like)
+        vectors = [pieces[0].new_empty(length) for pieces, length in zip(like, lengths, strict=True)]
+        room = SumRoom([*vectors, torch.empty_like(flags[0])])
     sums = room.sums
-    sizes = tuple((bucket.numel(), bucket.element_size()) for bucket in like)
-    by_bucket = _hosted_chunks(sizes, flags[0].numel(), mapping, reduction.order)
+    # A device adds whole chunks: what it reads in host memory needs no blocks.
+    block = _BLOCK if sums[0].device.type == "cpu" else sys.maxsize
+    sizes = tuple((tuple(piece.numel() for piece in pieces), pieces[0].element_size()) for pieces in like)
+    by_bucket = _hosted_chunks(sizes, flags[0].numel(), mapping, reduction.order, block)
     for turn in range(max((len(chunk.hosts) for chunks in by_bucket for chunk in chunks), default=0)):
         transfers = []
         for number, chunks in enumerate(by_bucket):
@@ -834,12 +651,9 @@ def reduce_sets(
                 (host, ranks), is_last = chunk.hosts[turn], turn == len(chunk.hosts) - 1
                 running = sums[chunk.vector][chunk.first : chunk.last]
                 if host == process:
-                    parts = [own[rank][chunk.vector][chunk.first : chunk.last] for rank in ranks]
-                    # A single first summand is sent from where it is.
-                    if turn == 0 and len(parts) == 1 and not is_last and parts[0].device == running.device:
-                        running = parts[0]
-                    else:
-                        _add_in_order(running, parts, is_first=turn == 0)
+                    parts = [own[rank][chunk.vector] for rank in ranks]
+                    scale = hosted[0].scale if chunk.vector < len(like) else 1.0
+                    _add_in_order(running, chunk.blocks, parts, scale, is_first=turn == 0)
                 for target in range(n_processes) if is_last else (chunk.hosts[turn + 1][0],):
                     if process != target and host == process:
                         sent[target].append(running)
@@ -852,24 +666,38 @@ def reduce_sets(
     if reduction.scaling == "post":
         for total in sums[:-1]:
             total.mul_(1.0 / reduction.n_logical_workers)
-    return GradientSet(sums[:-1], sums[-1] != 0, room)
+    return GradientSum(sums[:-1], sums[-1] != 0)
+
+
+_BLOCK = 1 << 16  # elements; of a running sum that stays in the cache while all summands are added
+_SHORT = 1 << 12  # elements; of pieces that are joined, because a call takes as long as to add so many
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Part of a chunk, and its places in a vector that is in pieces: piece, first and last element there."""
+
+    first: int
+    last: int
+    places: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _HostedChunk:
-    """Part of a vector, and its hosts in the order of the sum, each with the ranks that it adds."""
+    """Part of a vector, its blocks, and its hosts in the order of the sum, each with the ranks it adds."""
 
     vector: int
     first: int
     last: int
+    blocks: tuple[_Block, ...]
     hosts: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @functools.lru_cache(maxsize=64)
 def _hosted_chunks(
-    sizes: tuple[tuple[int, int], ...], n_flags: int, mapping: RankMapping, order: str
+    sizes: tuple[tuple[tuple[int, ...], int], ...], n_flags: int, mapping: RankMapping, order: str, block: int
 ) -> list[list[_HostedChunk]]:
-    """Cut buckets, given by elements and bytes of one, into chunks; the last bucket also has the flags."""
+    """Cut buckets, given by elements of pieces and bytes of one, into chunks; the last also has the flags."""
     host_of = {rank: number for number, ranks in enumerate(mapping.hosted) for rank in ranks}
     cut, n_ranks = order_named(order), mapping.n_logical_workers
 
@@ -878,15 +706,55 @@ def _hosted_chunks(
 
     chunks = [
         [
-            _HostedChunk(number, first, end, hosts_of(ranks))
-            for first, end, ranks in cut(length, n_ranks, element_bytes)
+            _HostedChunk(number, first, end, _blocks_of(lengths, first, end, block), hosts_of(ranks))
+            for first, end, ranks in cut(sum(lengths), n_ranks, element_bytes)
         ]
-        for number, (length, element_bytes) in enumerate(sizes)
+        for number, (lengths, element_bytes) in enumerate(sizes)
     ]
     if chunks:
         hosts = chunks[-1][-1].hosts if chunks[-1] else hosts_of(range(n_ranks))
-        chunks[-1].append(_HostedChunk(len(sizes), 0, n_flags, hosts))
+        blocks = _blocks_of((n_flags,), 0, n_flags, block)
+        chunks[-1].append(_HostedChunk(len(sizes), 0, n_flags, blocks, hosts))
     return chunks
+
+
+def _blocks_of(lengths: Sequence[int], first: int, last: int, size: int) -> tuple[_Block, ...]:
+    """Cut a part of a vector in pieces into blocks of one long piece or of several short ones."""
+    blocks: list[_Block] = []
+    for number, stop in enumerate(accumulate(lengths)):
+        start, at = stop - lengths[number], max(first, stop - lengths[number])
+        while at < min(last, stop):
+            end = min(last, stop, at + size)
+            place, before = (number, at - start, end - start), blocks[-1] if blocks else None
+            if before and end - first - before.first <= min(size, _SHORT):
+                blocks[-1] = _Block(before.first, end - first, (*before.places, place))
+            else:
+                blocks.append(_Block(at - first, end - first, (place,)))
+            at = end
+    return tuple(blocks)
+
+
+def _add_in_order(
+    total: Tensor, blocks: Sequence[_Block], parts: Sequence[list[Tensor]], scale: float, *, is_first: bool
+) -> None:
+    """Add summands times a factor to ``total`` in their order; if they are the first, make it their sum."""
+    # A quotient by a power of two has the bits of the product, and takes one operation with the addition.
+    divisor = torch.tensor(1 / scale, dtype=total.dtype) if math.frexp(scale)[0] == 0.5 else None
+    for block in blocks:
+        running = total[block.first : block.last]
+        for number, pieces in enumerate(parts):
+            taken = [pieces[piece][first:last] for piece, first, last in block.places]
+            summand = taken[0] if len(taken) == 1 else torch.cat(taken)
+            if summand.device != total.device:
+                summand = summand.to(total.device, non_blocking=True)
+            if is_first and number == 0:
+                torch.mul(summand, scale, out=running)
+            elif scale == 1:
+                running.add_(summand)
+            elif divisor is not None:
+                running.addcdiv_(summand, divisor)
+            else:
+                running.add_(summand * scale)
 
 
 def share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
@@ -1063,3 +931,147 @@ def _transfer_in_memory(transfers: Sequence[Transfer]) -> None:
 def _check_lengths(parts: Sequence[Tensor], expected: Sequence[int]) -> None:
     if (sent := [part.numel() for part in parts]) != list(expected):
         raise RuntimeError(f"processes disagree: sent {sent}, expected {list(expected)} elements")
+
+
+# --- The gradients of a model: taken EST by EST, summed, and put back ---
+
+
+class GradientTaker:
+    """Takes the gradients of one EST after the other out of a model, and puts back their sum.
+
+    On a CPU the tensors that backward passes have made stay as they are until they are summed: to pack them
+    into vectors would take longer than to add them from where they are. Gradients on a device are packed
+    there, and copied to the host while the next EST computes.
+
+    Parameters
+    ----------
+    buckets, scale
+        Layout of the sums, and factor of the gradients.
+    copies
+        Copies to the host, where the sets of all ESTs are kept.
+    keeps_sums
+        Whether a sum may always overwrite the one before. False where user code may have kept that: new
+        memory is then allocated if a tensor of user code still shares the old one.
+    accumulates
+        Whether a turn may have several backward passes, each in `passing`; an `InputError` is raised if
+        gradients change in a turn in any other way.
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        scale: float,
+        copies: HostCopies,
+        *,
+        keeps_sums: bool,
+        accumulates: bool = False,
+    ) -> None:
+        self._buckets, self._scale, self._copies, self._keeps_sums = buckets, scale, copies, keeps_sums
+        # A device has one set, which is copied to the host before the next EST needs it.
+        # Whether parameters have a gradient stands behind the last bucket, so that both travel as one vector.
+        self._packed = buckets.empty(len(buckets.parameters)) if copies.is_needed else []
+        self._views = buckets.views(self._packed[:-1]) if copies.is_needed else {}
+        self._copied: dict[int, list[Tensor]] = {}
+        self._room = SumRoom([])
+        self._allocate_sums()
+        self._is_listening, self._is_passing = False, False
+        self._touched: list[str] = []
+        self._accumulated: dict[str, tuple[Tensor, int]] = {}  # gradients with their versions
+        self._handles = [
+            self._listen(name, parameter)
+            for name, parameter in buckets.parameters.items()
+            if accumulates and parameter.requires_grad  # else user code froze it
+        ]
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take notice of backward passes where they accumulate gradients."""
+        self._is_listening = True
+        try:
+            yield
+        finally:
+            self._is_listening = False
+
+    def close(self) -> None:
+        """Remove the hooks of the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _listen(self, name: str, parameter: Parameter) -> RemovableHandle:
+        def notice(_: Tensor) -> None:
+            if self._is_listening and not self._is_passing:
+                raise InputError(
+                    f"a backward pass that the loop does not know adds to the gradient of {name}; expected "
+                    "mini_batch.backward(loss) instead of loss.backward()"
+                )
+            self._touched.append(name)
+
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(notice)  # type: ignore[no-untyped-call]
+        return handle
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Let a backward pass add to the gradients of the turn."""
+        self._touched.clear()
+        self._is_passing = True
+        try:
+            yield
+        finally:
+            self._is_passing = False
+        for name in self._touched:
+            gradient = self._buckets.parameters[name].grad
+            self._accumulated.pop(name, None)
+            if gradient is not None:
+                self._accumulated[name] = gradient, gradient._version
+
+    def _end_accumulation(self) -> None:
+        """Reject gradients that anything but a backward pass has changed."""
+        for name, (gradient, version) in self._accumulated.items():
+            if self._buckets.parameters[name].grad is not gradient or gradient._version != version:
+                raise InputError(
+                    f"the gradient of {name} was changed in the turn of a logical worker, after its backward "
+                    "pass; expected changes of the sum, between mini_batch.sum and mini_batch.step"
+                )
+        self._accumulated.clear()
+
+    def take(self, number: int) -> GradientSet:
+        """Return the gradients of an EST, by its number in the process; none is left in the model."""
+        self._end_accumulation()
+        if number == 0 and not self._keeps_sums and _n_sharing(self._sums) != self._n_sharing:
+            self._allocate_sums()
+        if not self._copies.is_needed:
+            return self._buckets.take(self._scale)
+        self._copies.before_reuse()
+        self._packed[-1].copy_(self._buckets.pack(self._views, self._scale))
+        copied = self._copied[number] = self._copies.start(self._packed, self._copied.get(number, ()))
+        return GradientSet([[vector] for vector in copied[:-1]], copied[-1])
+
+    def _allocate_sums(self) -> None:
+        """Allocate memory for the sum; the old one belongs to whoever kept a part of it."""
+        n_used, on_host = len(self._buckets.parameters), self._copies.sums_on_host
+        self._sums = self._buckets.empty(n_used)
+        if not on_host:
+            self._room.sums = self._sums
+        elif not self._room.sums:
+            self._room.sums = self._buckets.empty(n_used, on_host=True)
+        self._sum_views = self._buckets.views(self._sums[:-1])
+        self._n_sharing = _n_sharing(self._sums)
+
+    def sum(
+        self, hosted: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
+    ) -> Steps[None]:
+        """Make the sum over all ESTs the gradients of the model until the next sum; see `reduce_sets`."""
+        total = yield from reduce_sets(hosted, mapping, process, reduction, self._room)
+        if self._copies.sums_on_host:
+            # The next sum comes after `synchronize`, so it does not overwrite what is still copied.
+            for vector, summed in zip(self._sums[:-1], total.buckets, strict=True):
+                vector.copy_(summed, non_blocking=True)
+        # Tensors of their own, so that those which user code keeps are counted.
+        views = {name: view.detach() for name, view in self._sum_views.items()}
+        self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
+
+
+def _n_sharing(vectors: Sequence[Tensor]) -> list[int]:
+    """Count the tensors that share the memory of each vector."""
+    count: Any = torch._C._storage_Use_Count  # there is no public name for it
+    return [count(vector.untyped_storage()._cdata) for vector in vectors]

@@ -6,12 +6,11 @@ DistributedDataParallel over all processes of the run, or ESTs that the first pr
 wait.
 """
 
-import ctypes
 import gc
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,14 +28,20 @@ from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, scan_module, use_kernels
 from makespan.easyscale.reduction import Reduction, over_group, trained_parameters
 from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
-from makespan.runtime import Identity, RunDirectory, end_worker, join, resident_bytes, run_worker
+from makespan.runtime import (
+    Identity,
+    RunDirectory,
+    end_worker,
+    join,
+    keep_freed,
+    resident_bytes,
+    run_worker,
+)
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 
 _CPU = torch.device("cpu")
 _DISTINCT = 64  # samples that are generated; a batch repeats them, because only its size matters here
 _LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
-_TRIM, _MMAP = -1, -3  # parameters of mallopt: free memory that the heap keeps, size of blocks outside it
-_SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
 Computing = AbstractContextManager[object]
 Batch = tuple[Any, Any]
 Step = Callable[[], list[float]]
@@ -168,7 +173,7 @@ class _Series:
         variants = self.request.variants
         times: dict[str, list[list[float]]] = {variant.name: [] for variant in variants}
         measures_memory = self.request.budget_bytes is not None
-        _keep_freed(not measures_memory)
+        keep_freed(keeps=not measures_memory)
         self.allocate()
         for _ in range(self.request.warmup_steps):
             for variant in variants:
@@ -178,7 +183,7 @@ class _Series:
         if self.is_over:
             return times
         if measures_memory:
-            _keep_freed(True)
+            keep_freed()
             self._forward_backward()  # fills the heap, as the warm-up does where memory is not measured
         self.spent = {name: [] for name in times}
         for number in range(self.request.steps):
@@ -219,14 +224,6 @@ def measure(who: Identity, request: TimingSeries) -> dict[str, Any]:
         "is_over": series.is_over,
         "d2_cheap": series.d2_cheap,
     }
-
-
-def _keep_freed(keeps: bool) -> None:
-    """Make the heap keep freed memory, or return large blocks to the system at once."""
-    with suppress(AttributeError):  # only the GNU C library has mallopt
-        allocator = ctypes.CDLL(None).mallopt
-        allocator(_TRIM, _KEPT)
-        allocator(_MMAP, _LARGE_BLOCK if keeps else _SMALL_BLOCK)
 
 
 def _work(directory: RunDirectory, who: Identity) -> None:

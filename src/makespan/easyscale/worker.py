@@ -59,6 +59,7 @@ from makespan.runtime import (
     end_worker,
     finish_checkpoint,
     join,
+    keep_freed,
     linked,
     run_worker,
     start_checkpoint,
@@ -118,6 +119,7 @@ class TrainingProcess:
         self.set_handlers()
         self.device, self.pids, self.start_s = choose_device(who), list[int](), 0.0
         self.links: PeerLinks | None = None  # None: vectors go through the process group
+        keep_freed()  # gradients are new tensors in each mini-batch
 
     def meet(self) -> None:
         """Form the process group with the other processes."""

@@ -14,7 +14,8 @@ The package does not know what the processes compute, and imports torch only whe
 - `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the
   lock; `held_directory` holds a directory by such a file
 - `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
-- `describe_machine` describes the machine of a measurement, and `resident_bytes` is the memory of a process
+- `describe_machine` describes the machine of a measurement; `resident_bytes` is the memory of a process, and
+  `keep_freed` lets its heap keep what is freed
 """
 
 from makespan.runtime.checkpoints import (
@@ -37,6 +38,7 @@ from makespan.runtime.launch import (
     SlurmLauncher as SlurmLauncher,
     check_gpus as check_gpus,
     describe_machine as describe_machine,
+    keep_freed as keep_freed,
     local_gpus as local_gpus,
     local_launcher as local_launcher,
     memory_bytes as memory_bytes,
