@@ -284,6 +284,22 @@ def test_hooks_of_user_code_that_come_later_still_change_the_gradient():
         assert parameter_sha(models[0]) == parameter_sha(models[1])
 
 
+def test_a_gradient_that_user_code_keeps_and_changes_later_is_refused_by_name():
+    model, kept = nn.Linear(4, 2), []
+
+    def keep(parameter):
+        for gradient in kept:
+            gradient.zero_()
+        kept[:] = [parameter.grad]
+
+    model.weight.register_post_accumulate_grad_hook(keep)
+    with pytest.raises(
+        InputError, match=r"a gradient of weight was changed after .* expected .* keep a copy"
+    ):
+        in_memory([hosted(model, "0,1").mini_batch(fetch)])
+    in_memory([hosted(model, "0/1", process=rank).mini_batch(fetch) for rank in range(2)])
+
+
 def test_a_gradient_that_user_code_keeps_stays_as_it_was():
     model, kept, copies = nn.Linear(4, 2), [], []
 

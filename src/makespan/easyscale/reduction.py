@@ -977,15 +977,17 @@ class GradientTaker:
         self._is_listening, self._is_passing = False, False
         self._touched: list[str] = []
         self._accumulated: dict[str, tuple[Tensor, int]] = {}  # gradients with their versions
-        self._handles = [
-            self._listen(name, parameter)
-            for name, parameter in buckets.parameters.items()
-            if accumulates and parameter.requires_grad  # else user code froze it
-        ]
+        self._accumulates, self._handles = accumulates, dict[str, RemovableHandle]()
+        self._versions: list[list[int]] = []  # of the gradients of each EST
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take notice of backward passes where they accumulate gradients."""
+        """Take gradients of ESTs one after the other, and notice backward passes where they accumulate."""
+        for name, parameter in self._buckets.parameters.items():
+            # What user code has frozen may get a gradient later.
+            if self._accumulates and parameter.requires_grad and name not in self._handles:
+                self._handles[name] = self._listen(name, parameter)
+        self._versions.clear()
         self._is_listening = True
         try:
             yield
@@ -994,7 +996,7 @@ class GradientTaker:
 
     def close(self) -> None:
         """Remove the hooks of the parameters."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
 
     def _listen(self, name: str, parameter: Parameter) -> RemovableHandle:
@@ -1040,7 +1042,9 @@ class GradientTaker:
         if number == 0 and not self._keeps_sums and _n_sharing(self._sums) != self._n_sharing:
             self._allocate_sums()
         if not self._copies.is_needed:
-            return self._buckets.take(self._scale)
+            taken = self._buckets.take(self._scale)
+            self._versions.append(_versions_of(taken))
+            return taken
         self._copies.before_reuse()
         self._packed[-1].copy_(self._buckets.pack(self._views, self._scale))
         copied = self._copied[number] = self._copies.start(self._packed, self._copied.get(number, ()))
@@ -1061,6 +1065,7 @@ class GradientTaker:
         self, hosted: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
     ) -> Steps[None]:
         """Make the sum over all ESTs the gradients of the model until the next sum; see `reduce_sets`."""
+        self._check_versions(hosted)
         total = yield from reduce_sets(hosted, mapping, process, reduction, self._room)
         if self._copies.sums_on_host:
             # The next sum comes after `synchronize`, so it does not overwrite what is still copied.
@@ -1069,6 +1074,22 @@ class GradientTaker:
         # Tensors of their own, so that those which user code keeps are counted.
         views = {name: view.detach() for name, view in self._sum_views.items()}
         self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
+
+    def _check_versions(self, hosted: Sequence[GradientSet]) -> None:
+        """Reject gradients that code of the user has kept, and changed since the turn of their EST."""
+        names = [name for names in self._buckets.bucket_map for name in names]
+        for versions, each in zip(self._versions, hosted, strict=False):  # none where gradients are packed
+            if (now := _versions_of(each)) != versions:
+                odd = next(name for name, *pair in zip(names, versions, now, strict=True) if len({*pair}) > 1)
+                raise InputError(
+                    f"a gradient of {odd} was changed after the turn of its logical worker, by code that "
+                    "keeps it; expected that code to keep a copy"
+                )
+
+
+def _versions_of(gradients: GradientSet) -> list[int]:
+    """Return the version of each gradient of a set, which changes with it."""
+    return [piece._version for pieces in gradients.pieces for piece in pieces]
 
 
 def _n_sharing(vectors: Sequence[Tensor]) -> list[int]:
