@@ -284,20 +284,63 @@ def test_hooks_of_user_code_that_come_later_still_change_the_gradient():
         assert parameter_sha(models[0]) == parameter_sha(models[1])
 
 
-def test_a_gradient_that_user_code_keeps_and_changes_later_is_refused_by_name():
+def run_keeping(keeps):
+    """Run a mini-batch of two logical workers; a hook changes what it has kept in the turn before."""
+    torch.manual_seed(1)
     model, kept = nn.Linear(4, 2), []
 
     def keep(parameter):
         for gradient in kept:
             gradient.zero_()
-        kept[:] = [parameter.grad]
+        kept[:] = [keeps(parameter.grad)]
 
     model.weight.register_post_accumulate_grad_hook(keep)
-    with pytest.raises(
-        InputError, match=r"a gradient of weight was changed after .* expected .* keep a copy"
-    ):
-        in_memory([hosted(model, "0,1").mini_batch(fetch)])
-    in_memory([hosted(model, "0/1", process=rank).mini_batch(fetch) for rank in range(2)])
+    in_memory([hosted(model, "0,1").mini_batch(fetch)])
+    return parameter_sha(model)
+
+
+def test_a_gradient_that_user_code_keeps_and_changes_later_is_refused_by_name():
+    message = (
+        r"a gradient of weight was changed after the turn of its logical worker.*expected .* keep a copy"
+    )
+    with pytest.raises(InputError, match=message):
+        run_keeping(lambda gradient: gradient)
+    assert run_keeping(torch.clone) == run_keeping(lambda gradient: torch.zeros(1))
+
+
+class Joined(nn.Module):
+    """Layers whose weights are joined in a pass: their gradients are parts of one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        weight = torch.cat([self.first.weight, self.second.weight])
+        bias = torch.cat([self.first.bias, self.second.bias])
+        return nn.functional.linear(inputs, weight, bias)[:, 1:3]
+
+
+def test_gradients_that_are_parts_of_one_tensor_are_summed_each():
+    model = Joined()
+    whole = nn.Linear(4, 5)
+    with torch.no_grad():
+        whole.weight.copy_(torch.cat([model.first.weight, model.second.weight]))
+        whole.bias.copy_(torch.cat([model.first.bias, model.second.bias]))
+    cut = nn.Sequential(whole, Columns())
+    for each in (model, cut):
+        worker = hosted(each, "0,1")
+        for _ in range(3):
+            in_memory([worker.mini_batch(fetch)])
+    assert torch.equal(torch.cat([model.first.weight, model.second.weight]), whole.weight)
+    assert torch.equal(torch.cat([model.first.bias, model.second.bias]), whole.bias)
+
+
+class Columns(nn.Module):
+    """Two of the outputs."""
+
+    def forward(self, inputs):
+        return inputs[:, 1:3]
 
 
 def test_a_gradient_that_user_code_keeps_stays_as_it_was():

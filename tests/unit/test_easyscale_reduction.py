@@ -16,6 +16,8 @@ from makespan.easyscale.reduction import (
     Buckets,
     Exchange,
     GradientSet,
+    GradientTaker,
+    HostCopies,
     ReadyOrder,
     Reduction,
     in_memory,
@@ -152,6 +154,23 @@ def test_a_gradient_missing_somewhere_counts_as_zero_and_one_missing_everywhere_
     buckets.bind(buckets.views(total.buckets), total.used)
     assert parameters["2.bias"].grad.tolist() == [1.5] * 3
     assert [name for name, one in parameters.items() if one.grad is not None] == ["2.bias"]
+
+
+def test_a_pass_of_a_parameter_that_was_frozen_for_a_while_is_noticed():
+    model = small()
+    model[2].bias.requires_grad_(False)
+    parameters = dict(model.named_parameters())
+    buckets = Buckets(parameters, provisional_map(parameters))
+    taker = GradientTaker(buckets, 1.0, HostCopies(torch.device("cpu")), keeps_sums=False, accumulates=True)
+    model[2].bias.requires_grad_(True)
+    with taker.listening():
+        with taker.passing():
+            model(torch.ones(1, 4)).sum().backward()
+        model[2].bias.grad.mul_(2.0)
+        with pytest.raises(InputError, match=r"the gradient of 2\.bias was changed in the turn"):
+            taker.take(0)
+        with pytest.raises(InputError, match="a backward pass that the loop does not know adds to"):
+            model[2].bias.sum().backward()
 
 
 def test_what_is_not_a_number_goes_through_the_sum():

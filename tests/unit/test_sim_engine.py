@@ -494,17 +494,6 @@ def test_a_result_says_how_long_it_took():
     assert result.n_decisions == 1
 
 
-def test_a_simulation_leaves_the_garbage_collector_as_it_was():
-    def watching(view):
-        seen.append(gc.get_threshold())
-        return start_all(view)
-
-    seen, before, n_frozen = [], gc.get_threshold(), gc.get_freeze_count()
-    run([toy_job()], watching)
-    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, n_frozen)
-    assert seen and all(each[:2] == before[:2] and each[2] > 1e9 for each in seen)
-
-
 def test_simulations_leave_nothing_for_the_collector():
     jobs = [toy_job(f"j{at}", float(at), steps=40, n_gpus=1 + at % 2, plan="ga") for at in range(12)]
     failures = [NodeEvent(30.0, 0, NodeEventKind.FAILED), NodeEvent(60.0, 0, NodeEventKind.JOINED)]

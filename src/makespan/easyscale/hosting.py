@@ -533,7 +533,7 @@ class HostedESTs:
                 if watches:
                     self._checks.after_turn()
                 self._checks.check_frozen()
-                # Gradients leave the model here at the latest, so that the next EST starts from none.
+                # Gradients leave the model here, so that the next EST starts from none.
                 self._gradients.finish()
                 synchronize(self._device)
                 times.append(time.perf_counter() - begun)

@@ -133,11 +133,14 @@ class GradientSet:
         zero. The others count as zero.
     scale
         Factor by which the sum still has to multiply each gradient.
+    versions
+        Versions of all pieces when they were taken, which change with the pieces; empty for copies.
     """
 
     pieces: list[list[Tensor]]
     used: Tensor
     scale: float = 1.0
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,8 @@ class Buckets:
             taken[name] = gradient
             parameter.grad = None
         pieces = [[taken[name] for name in names] for names in self.bucket_map]
-        return GradientSet(pieces, self._all_used if all(used) else torch.tensor(used), scale)
+        versions = tuple(piece._version for vectors in pieces for piece in vectors)
+        return GradientSet(pieces, self._all_used if all(used) else torch.tensor(used), scale, versions)
 
     def pack(self, views: Mapping[str, Tensor], scale: float) -> Tensor:
         """Move the gradients, times ``scale``, out of the model into views of flat vectors.
@@ -478,17 +482,16 @@ def sums_like_gloo(order: str, n_ranks: int) -> bool:
 
     The trial takes less than a second. `detect_gloo_order` keeps the answer per machine and version of torch.
     """
-    cut, rng = order_named(order), np.random.default_rng(_SEED)
+    rng, reduction = np.random.default_rng(_SEED), Reduction(n_ranks, order)
+    mapping = RankMapping.even(n_ranks, 1)
     with GlooThreads(n_ranks) as gloo:
         for length in checked_lengths(n_ranks):
             drawn = rng.standard_normal((n_ranks, length), dtype=np.float32)
-            vectors = list(torch.from_numpy(drawn))
-            expected = torch.empty_like(vectors[0])
-            for first, last, ranks in cut(length, n_ranks, expected.element_size()):
-                total = expected[first:last].copy_(vectors[ranks[0]][first:last])
-                for rank in ranks[1:]:
-                    total += vectors[rank][first:last]
-            if not all(torch.equal(total, expected) for total in gloo.all_reduce(vectors)):
+            vectors, used = list(torch.from_numpy(drawn)), torch.ones(1)
+            sets = [GradientSet([[vector]], used, reduction.set_scale) for vector in vectors]
+            (total,) = in_memory([reduce_sets(sets, mapping, 0, reduction)])
+            expected = gloo.all_reduce([vector * reduction.set_scale for vector in vectors])
+            if not all(torch.equal(each, total.buckets[0]) for each in expected):
                 return False
     return True
 
@@ -978,16 +981,15 @@ class GradientTaker:
         self._touched: list[str] = []
         self._accumulated: dict[str, tuple[Tensor, int]] = {}  # gradients with their versions
         self._accumulates, self._handles = accumulates, dict[str, RemovableHandle]()
-        self._versions: list[list[int]] = []  # of the gradients of each EST
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take gradients of ESTs one after the other, and notice backward passes where they accumulate."""
-        for name, parameter in self._buckets.parameters.items():
-            # What user code has frozen may get a gradient later.
-            if self._accumulates and parameter.requires_grad and name not in self._handles:
-                self._handles[name] = self._listen(name, parameter)
-        self._versions.clear()
+        if self._accumulates:
+            for name, parameter in self._buckets.parameters.items():
+                # Not once and for all, because user code may freeze a parameter for a while.
+                if parameter.requires_grad and name not in self._handles:
+                    self._handles[name] = self._listen(name, parameter)
         self._is_listening = True
         try:
             yield
@@ -1042,9 +1044,7 @@ class GradientTaker:
         if number == 0 and not self._keeps_sums and _n_sharing(self._sums) != self._n_sharing:
             self._allocate_sums()
         if not self._copies.is_needed:
-            taken = self._buckets.take(self._scale)
-            self._versions.append(_versions_of(taken))
-            return taken
+            return self._buckets.take(self._scale)
         self._copies.before_reuse()
         self._packed[-1].copy_(self._buckets.pack(self._views, self._scale))
         copied = self._copied[number] = self._copies.start(self._packed, self._copied.get(number, ()))
@@ -1065,7 +1065,7 @@ class GradientTaker:
         self, hosted: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
     ) -> Steps[None]:
         """Make the sum over all ESTs the gradients of the model until the next sum; see `reduce_sets`."""
-        self._check_versions(hosted)
+        self._check_kept(hosted)
         total = yield from reduce_sets(hosted, mapping, process, reduction, self._room)
         if self._copies.sums_on_host:
             # The next sum comes after `synchronize`, so it does not overwrite what is still copied.
@@ -1075,21 +1075,18 @@ class GradientTaker:
         views = {name: view.detach() for name, view in self._sum_views.items()}
         self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
 
-    def _check_versions(self, hosted: Sequence[GradientSet]) -> None:
-        """Reject gradients that code of the user has kept, and changed since the turn of their EST."""
+    def _check_kept(self, hosted: Sequence[GradientSet]) -> None:
+        """Reject gradients that user code has kept, and changed since the turn of their EST."""
         names = [name for names in self._buckets.bucket_map for name in names]
-        for versions, each in zip(self._versions, hosted, strict=False):  # none where gradients are packed
-            if (now := _versions_of(each)) != versions:
-                odd = next(name for name, *pair in zip(names, versions, now, strict=True) if len({*pair}) > 1)
-                raise InputError(
-                    f"a gradient of {odd} was changed after the turn of its logical worker, by code that "
-                    "keeps it; expected that code to keep a copy"
-                )
-
-
-def _versions_of(gradients: GradientSet) -> list[int]:
-    """Return the version of each gradient of a set, which changes with it."""
-    return [piece._version for pieces in gradients.pieces for piece in pieces]
+        for each in hosted:
+            pieces = [piece for vectors in each.pieces for piece in vectors]
+            # Copies have no versions.
+            for name, piece, version in zip(names, pieces, each.versions, strict=False):
+                if piece._version != version:
+                    raise InputError(
+                        f"a gradient of {name} was changed after the turn of its logical worker, by code "
+                        "that keeps it; expected that code to keep a copy"
+                    )
 
 
 def _n_sharing(vectors: Sequence[Tensor]) -> list[int]:

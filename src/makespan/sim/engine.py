@@ -11,7 +11,6 @@ progress while, and only while, it holds devices. Invariants:
 """
 
 import ctypes
-import gc
 import math
 import re
 import reprlib
@@ -20,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import TracebackType
@@ -1058,20 +1057,6 @@ class Schedule(Displayed):
         return schedule_svg(dict(submitted_s), self.spans())
 
 
-_NEVER = 2**31 - 1  # the largest threshold
-
-
-@contextmanager
-def _without_full_collections() -> Iterator[None]:
-    """Let the garbage collector look through new objects only: those that exist now outlive the run."""
-    young, middle, old = gc.get_threshold()
-    gc.set_threshold(young, middle, _NEVER)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
-
-
 @typed
 def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> Schedule:
     """Run the jobs of a scenario under a policy; equal arguments give equal tables.
@@ -1094,8 +1079,7 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
     engine = Engine(scenario, policy)
     engine.observers += observers
     engine.load()
-    with _without_full_collections():
-        engine.run()
+    engine.run()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
