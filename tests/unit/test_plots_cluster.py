@@ -339,6 +339,8 @@ def test_values_beyond_an_axis_are_written_at_its_edge_with_an_arrow():
     assert_is_legible(figure)
     inside = plot_variants(table.iloc[1:2].assign(low=0.4), "emulated", "ratios", "as shipped")
     assert [text.get_text() for text in inside.legends[0].get_texts()] == told[:3]
+    inside.draw_without_rendering()
+    assert inside.axes[0].get_window_extent().height > 0.3 * inside.dpi
 
 
 def test_intervals_beyond_a_panel_end_in_an_arrow_with_their_end():

@@ -55,6 +55,7 @@ from makespan.units import HOUR
 _MARGIN = 1.25
 _PANELS_IN_ROW, _LINE_IN = 4, 0.15
 _VARIANTS_IN_ROW, _MOST_RATIO, _WIDE_RATIO = 3, 4.0, 2.0
+_LEAST_VARIANTS = 3  # that a panel has room for: in a lower one the line of the reference is not seen
 _COARSE_RANGE = 12.0  # from which on there is room for few ticks only
 _COARSE_IN_ROW = 6.0  # the same in one panel of a row of four
 _LEGEND_COLUMNS = 6
@@ -279,10 +280,8 @@ def plot_variants(
     names = in_order(table["policy"], styles)
     n_columns = min(len(names), _VARIANTS_IN_ROW)
     rows = [names[k : k + n_columns] for k in range(0, len(names), n_columns)]
-    heights = [
-        table["policy"].isin(row).pipe(lambda is_in: table[is_in].groupby("policy").size().max())
-        for row in rows
-    ]
+    n_variants = table.groupby("policy").size()
+    heights = [max(n_variants[row].max(), _LEAST_VARIANTS) for row in rows]
     figure = new_figure(TWO_COLUMNS_IN, 0.5 + sum(0.4 + _LINE_IN * height for height in heights))
     grid = figure.add_gridspec(len(rows), n_columns, height_ratios=[height + 2 for height in heights])
     ends = table[["mean", "low", "high"]].clip(1 / _MOST_RATIO, _MOST_RATIO)
