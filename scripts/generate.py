@@ -345,6 +345,7 @@ def _scaling() -> dict[str, str]:
 RECOVERY_DEVICES = (16, 64, 256, 1024, 4096, 16384)
 RECOVERY_STEP_S, RECOVERY_PARAMETERS = 1.0, 4e9
 ELASTIC_STEPS = "docs/background/elastic-steps.csv"
+ELASTIC_SHARDS = "docs/background/elastic-shards.csv"
 RECOVERY_LOSSES = "docs/background/recovery-losses.csv"
 LOOP_LOSSES = "docs/background/recovery-losses-loops.csv"
 STEP_RATIOS = {
@@ -367,6 +368,13 @@ def _recoveries() -> str:
         for (case, megabytes), row in steps.iterrows()
     ]
     timed = _filled(page, "elastic steps", _table(("processes", "gradients", *STEP_RATIOS.values()), rows))
+    rows = []
+    for survives, part in pd.read_csv(ROOT / ELASTIC_SHARDS).groupby("survives"):
+        ratios = part["sharded_step_s"] / part["plain_step_s"]
+        span = f"{ratios.min():.2f} to {ratios.max():.2f}"
+        rows.append((f"`survives={survives}`", f"{len(part)}", f"{ratios.median():.2f}", span))
+    head = ("losses survived", "pairs of runs", "time with shards over time without", "range")
+    timed = _filled(page, "elastic shards", _table(head, rows), timed)
     losses = pd.read_csv(ROOT / RECOVERY_LOSSES).query("is_sent")
     rows = []
     for (megabytes, kind), part in losses.groupby(["megabytes", "kind"], sort=False):

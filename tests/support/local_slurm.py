@@ -1,7 +1,9 @@
 """A Slurm cluster on this machine: real daemons on loopback, virtual nodes, GPUs that do not exist."""
 
 import contextlib
+import itertools
 import os
+import random
 import re
 import shlex
 import shutil
@@ -34,12 +36,24 @@ def missing_packages():
 
 
 def free_ports(count):
-    """Return ports of loopback on which nobody listens."""
-    with contextlib.ExitStack() as held:
-        taken = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in taken]
+    """Return ports on which nobody listens, and which the kernel gives to no connection by itself.
+
+    The daemons bind them later; until then any connection of this machine could get a port from the
+    kernel's range.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = list(range(min(10_000, first // 2), first))
+    random.SystemRandom().shuffle(ports)  # other clusters may start at the same time
+    return list(itertools.islice(filter(_is_free, ports), count))
+
+
+def _is_free(port):
+    with socket.socket() as tried:
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass
