@@ -13,7 +13,7 @@ from makespan.runtime import end_worker, join, run_worker
 def work(directory, who):
     request, seen = directory.request(), {"pid": os.getpid(), "rank": who.rank, "size": who.size}
     seen |= {"local_rank": who.local_rank, "threads": who.threads, "greeting": os.environ.get("GREETING")}
-    seen |= {"huge_pages": os.environ.get("THP_MEM_ALLOC_ENABLE")}
+    seen |= {"tunables": os.environ.get("GLIBC_TUNABLES")}
     seen |= {"cpus": sorted(os.sched_getaffinity(0)), "directory": os.getcwd(), "timeout_s": who.timeout_s}
     write_json(seen, directory.path / f"seen-{who.rank}.json")
     until(lambda: all((directory.path / f"seen-{rank}.json").exists() for rank in range(who.size)))

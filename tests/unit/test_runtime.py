@@ -108,13 +108,22 @@ def test_on_one_machine_the_others_are_told_too(tmp_path):
     assert [(one["greeting"], one["threads"]) for one in seen(tmp_path)] == [("hello", 1), (None, 2)]
 
 
-@pytest.mark.parametrize("asked", [None, "0"])
-def test_processes_ask_for_huge_pages_unless_the_user_has_turned_them_off(tmp_path, monkeypatch, asked):
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        ("glibc.malloc.perturb=0", "glibc.malloc.perturb=0:glibc.malloc.hugetlb=1"),
+    ],
+)
+def test_processes_ask_for_huge_pages_unless_the_user_has_said_what_they_shall_get(
+    tmp_path, monkeypatch, asked, expected
+):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     if asked is not None:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", asked)
+        monkeypatch.setenv("GLIBC_TUNABLES", asked)
     LocalLauncher().run(launch("end", tmp_path))
-    assert {one["huge_pages"] for one in seen(tmp_path)} == {asked or "1"}
+    assert {one["tunables"] for one in seen(tmp_path)} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -422,3 +431,34 @@ def test_the_memory_of_a_process_is_its_own_and_not_that_of_the_one_that_started
     program = "from makespan.runtime import resident_bytes as b; print(b(), b(peak=True))"
     now, peak = map(int, subprocess.check_output([sys.executable, "-c", program]).split())
     assert 0 < now <= peak < len(ballast) < resident_bytes() <= resident_bytes(peak=True)
+
+
+CHURN = """
+import sys
+import torch
+from makespan.runtime import KeptHeap, keep_freed, resident_bytes
+
+check = KeptHeap().check if sys.argv[1] == "bound" else keep_freed
+kept, found = [], []
+for number in range(40):
+    large = []
+    for place in range(4):
+        large.append(torch.ones(2_500_000))
+        kept.append(torch.ones(4 * number + place))
+    del large
+    check()
+    found.append(resident_bytes())
+print(found[1], max(found))
+"""
+
+
+def test_a_heap_that_keeps_what_is_freed_stays_within_a_bound():
+    def grown(how):
+        done = subprocess.run([sys.executable, "-c", CHURN, how], capture_output=True, text=True, check=True)
+        first, most = map(int, done.stdout.split())
+        return most / first
+
+    # A small tensor that is kept beside each large one leaves a gap in which no other large one fits.
+    if grown("free") < 2:
+        pytest.skip("the heap of this system finds room for them")
+    assert grown("bound") < 2

@@ -110,32 +110,35 @@ _VirtualGroup.group_name = property(_rejecting_method("ProcessGroup.group_name")
 
 
 @contextmanager
-def virtual_rank(rank: int, n_logical_workers: int) -> Iterator[None]:
+def virtual_rank(rank: int, n_logical_workers: int) -> Iterator[Callable[[int], None]]:
     """Show user code the identity of one process per logical worker: rank, world size, and environment.
 
-    A block inside of another one sets only what differs: this is done for each micro-batch.
+    Gives a function that shows another rank instead, for the rest of the block. A block inside of another
+    one, and that function, set only what differs: this is done for each micro-batch.
     """
-    before = _identities[-1] if _identities else None
-    if before == (rank, n_logical_workers):
-        yield
-        return
-    values = dict(zip(_VARIABLES, (rank, rank, n_logical_workers, n_logical_workers), strict=True))
-    values |= {
-        name: value
-        for name, value in zip(_SLURM_VARIABLES, (rank, rank, n_logical_workers), strict=True)
-        if name in os.environ
-    }
-    texts = {name: str(value) for name, value in values.items()}
-    saved = {name: found for name, text in texts.items() if (found := os.environ.get(name)) != text}
+    saved: dict[str, str | None] = {}
+
+    def show(number: int) -> None:
+        if _identities[-1] == (number, n_logical_workers):
+            return
+        _identities[-1] = number, n_logical_workers
+        values = dict(zip(_VARIABLES, (number, number, n_logical_workers, n_logical_workers), strict=True))
+        slurm = zip(_SLURM_VARIABLES, (number, number, n_logical_workers), strict=True)
+        values |= {name: value for name, value in slurm if name in os.environ}
+        for name, value in values.items():
+            found, text = os.environ.get(name), str(value)
+            if found != text:
+                saved.setdefault(name, found)
+                os.environ[name] = text
+
     member: Any = distributed_c10d.GroupMember
     world = member.WORLD
-    _identities.append((rank, n_logical_workers))
-    for name in saved:
-        os.environ[name] = texts[name]
+    _identities.append(_identities[-1] if _identities else (-1, -1))
     if _groups and world is not None:
         member.WORLD = _groups[-1]
     try:
-        yield
+        show(rank)
+        yield show
     finally:
         _identities.pop()
         if _groups and world is not None:
@@ -874,14 +877,16 @@ class Contexts:
 
         That walks all modules, in every micro-batch; here modules are looked for only where children changed.
         """
-        if any(tuple(module._modules.values()) != children for _, module, children in self._walk):
-            self._walk = _walked(self._model)
         found, seen = dict[str, Tensor](), set[int]()
-        for prefix, module, _ in self._walk:
-            for key, buffer in module._buffers.items():
-                if buffer is not None and id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    found[f"{prefix}{key}"] = buffer
+        for prefix, module, children in self._walk:
+            if module._modules != children:
+                self._walk = _walked(self._model)
+                return self._live_buffers()
+            if module._buffers:
+                for key, buffer in module._buffers.items():
+                    if buffer is not None and id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        found[f"{prefix}{key}"] = buffer
         return found
 
     def _put_buffers(self, stored: Mapping[str, Tensor | None]) -> None:
@@ -899,11 +904,10 @@ class Contexts:
                         self._model.get_submodule(path)._buffers[key] = None
 
 
-def _walked(model: nn.Module) -> list[tuple[str, nn.Module, tuple[nn.Module | None, ...]]]:
+def _walked(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, nn.Module | None]]]:
     """List all modules of a model, with the prefix of their names and their children."""
     return [
-        (f"{path}." if path else "", module, tuple(module._modules.values()))
-        for path, module in model.named_modules()
+        (f"{path}." if path else "", module, dict(module._modules)) for path, module in model.named_modules()
     ]
 
 

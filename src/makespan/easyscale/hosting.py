@@ -521,14 +521,15 @@ class HostedESTs:
             self.contexts.begin_watching()
             self._checks.begin()
         losses, times, n_workers = [], [], self.mapping.n_logical_workers
-        with self._gradients.listening(), virtual_rank(self.ranks[0], n_workers):
+        with self._gradients.listening(), virtual_rank(self.ranks[0], n_workers) as show:
             for rank in self.ranks:
                 begun = time.perf_counter()
+                show(rank)
                 context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
                 if watches:
                     self._checks.before_turn()
                 self._gradients.begin(rank)
-                with virtual_rank(rank, n_workers), context:
+                with context:
                     losses.append(self._forward_backward(fetch(rank)))
                 if watches:
                     self._checks.after_turn()
@@ -559,12 +560,13 @@ class HostedESTs:
 
     def _results(self, losses: Sequence[Tensor], ending: Callable[[], int]) -> Steps[MiniBatchResult]:
         """Gather the results of all ESTs, without times."""
-        is_alone = self.mapping.n_processes == 1
-        word_sum = None if is_alone else self._word_sum()
-        own = torch.stack(list(losses)).to(_HOST, torch.float64)[:, None]
-        further = [ending(), *((0, 0) if word_sum is None else word_halves(word_sum))]
-        rows, by_process = yield from gather_results(own, further, self.mapping)
-        word_sums = () if is_alone else tuple(joined_halves(high, low) for _, high, low in by_process)
+        own = torch.stack(list(losses)).to(_HOST, torch.float64)
+        if self.mapping.n_processes == 1:
+            by_rank = dict(zip(self.ranks, own.tolist(), strict=True))
+            return MiniBatchResult(tuple(by_rank[rank] for rank in sorted(by_rank)), (), 0.0, ending())
+        further = [ending(), *word_halves(self._word_sum())]
+        rows, by_process = yield from gather_results(own[:, None], further, self.mapping)
+        word_sums = tuple(joined_halves(high, low) for _, high, low in by_process)
         ending_of_all = max(int(each[0]) for each in by_process)
         return MiniBatchResult(tuple(rows[:, 0].tolist()), (), 0.0, ending_of_all, word_sums)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,62 +58,61 @@ class _Twister:
     """
 
     def __init__(self) -> None:
-        self._raw, self._rest = b"", b""  # of the state that was captured or restored last
+        self._state = _NumpyState(b"", b"")  # that was captured or restored last
+        self._generator: object = None
+        self._address: int | None = None
 
-    def capture(self) -> bytes:
-        """Return the state as bytes."""
-        address = self._address()
-        raw = b"" if address is None else ctypes.string_at(address, _WORDS + _POSITION.size)
+    def capture(self) -> "_NumpyState":
+        """Return the state."""
         # Nothing was drawn if the words are those of the last time, unless a pair was begun then.
-        if raw and raw == self._raw and self._rest == _NO_SECOND:
-            (place,) = _POSITION.unpack_from(raw, _WORDS)
-            return raw[:_WORDS] + _REST.pack(place, False, 0.0)
+        if self._unchanged() is not None:
+            return self._state
         numpy_state = mtrand.get_state(legacy=False)
         if numpy_state["bit_generator"] != "MT19937":
             raise InputError(
                 f"the global random state of NumPy is {numpy_state['bit_generator']}; expected MT19937"
             )
         twister = numpy_state["state"]
-        rest = _REST.pack(twister["pos"], bool(numpy_state["has_gauss"]), numpy_state["gauss"])
-        state: bytes = twister["key"].tobytes() + rest
-        self._remember(state)
-        return state
+        second = _SECOND.pack(bool(numpy_state["has_gauss"]), numpy_state["gauss"])
+        self._state = _NumpyState(twister["key"].tobytes() + _POSITION.pack(twister["pos"]), second)
+        return self._state
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: "_NumpyState") -> None:
         """Restore what `capture` returned."""
-        place, is_paired, second = _REST.unpack_from(state, _WORDS)
-        raw = state[:_WORDS] + _POSITION.pack(place)
-        address = self._address()
-        if (
-            address is not None
-            and self._rest == _NO_SECOND
-            and _second_of(is_paired, second) == _NO_SECOND
-            and ctypes.string_at(address, len(raw)) == self._raw
-        ):
-            ctypes.memmove(address, raw, len(raw))
+        address = self._unchanged()
+        if address is not None and state.second == _NO_SECOND:
+            ctypes.memmove(address, state.words, len(state.words))
         else:
-            twister = {"key": np.frombuffer(state, np.uint32, 624), "pos": place}
+            is_paired, second = _SECOND.unpack(state.second)
+            words = np.frombuffer(state.words, np.uint32, 624)
+            twister = {"key": words, "pos": _POSITION.unpack_from(state.words, _WORDS)[0]}
             mtrand.set_state(
                 {"bit_generator": "MT19937", "state": twister, "has_gauss": int(is_paired), "gauss": second}
             )
-        self._remember(state)
+        self._state = state
 
-    def _remember(self, state: bytes) -> None:
-        place, is_paired, second = _REST.unpack_from(state, _WORDS)
-        self._raw, self._rest = state[:_WORDS] + _POSITION.pack(place), _second_of(is_paired, second)
-
-    def _address(self) -> int | None:
-        """Return where the words lie, None where that is not known."""
+    def _unchanged(self) -> int | None:
+        """Return where the words lie if the state is surely that of the last time, otherwise None."""
         generator = mtrand.get_bit_generator()
-        return int(generator.ctypes.state_address) if type(generator) is np.random.MT19937 else None
+        if generator is not self._generator:
+            is_twister = type(generator) is np.random.MT19937
+            self._generator = generator
+            self._address = int(generator.ctypes.state_address) if is_twister else None
+        words, second = self._state
+        if self._address is None or second != _NO_SECOND:
+            return None
+        return self._address if ctypes.string_at(self._address, len(words)) == words else None
 
 
-def _second_of(is_paired: bool, second: float) -> bytes:
-    return struct.pack("<?d", is_paired, second)
+class _NumpyState(NamedTuple):
+    """State of NumPy's global generator: words and position, and the second of a pair, as they are stored."""
+
+    words: bytes
+    second: bytes
 
 
-_POSITION = struct.Struct("=i")
-_NO_SECOND = _second_of(False, 0.0)
+_POSITION, _SECOND = struct.Struct("=i"), struct.Struct("<?d")
+_NO_SECOND = _SECOND.pack(False, 0.0)
 _twister = _Twister()
 
 
@@ -122,7 +121,7 @@ class RandomStates:
     """Global random states of Python, NumPy and torch (CPU), in forms that are read and restored fast."""
 
     python: tuple[Any, ...]
-    numpy: bytes
+    numpy: _NumpyState
     torch: Tensor
 
     @staticmethod
@@ -140,7 +139,7 @@ class RandomStates:
         """Return the states as bytes; equal states are equal bytes."""
         _, words, second = self.python
         rest = _REST.pack(words[-1], second is not None, second or 0.0)
-        return b"".join((array("I", words[:-1]).tobytes(), rest, self.numpy, self.torch.numpy().tobytes()))
+        return b"".join((array("I", words[:-1]).tobytes(), rest, *self.numpy, self.torch.numpy().tobytes()))
 
     @staticmethod
     def from_bytes(state: bytes) -> "RandomStates":
@@ -151,7 +150,9 @@ class RandomStates:
         place, is_paired, second = _REST.unpack_from(state, _WORDS)
         python = 3, (*array("I", state[:_WORDS]), place), second if is_paired else None
         torch_state = torch.frombuffer(bytearray(state[2 * _TWISTER :]), dtype=torch.uint8)
-        return RandomStates(python, state[_TWISTER : 2 * _TWISTER], torch_state)
+        words, end = state[_TWISTER : _TWISTER + _WORDS + _POSITION.size], 2 * _TWISTER
+        numpy_state = _NumpyState(words, state[end - _SECOND.size : end])
+        return RandomStates(python, numpy_state, torch_state)
 
 
 def capture_random_states() -> bytes:

@@ -388,6 +388,7 @@ class RecoveringProcess(Generation):
             self.check_agreement(self.done - self.first_step)
         if len(set(batch.word_sums)) > 1:
             raise divergence(self.done - self.words_before, "parameters", batch.word_sums)
+        self.process.heap.check()
         if self.process.report_progress(self.done, batch.losses[-1]):
             self.announce("progress", self.done)
         if not self.is_first_done:

@@ -163,6 +163,26 @@ class SumRoom:
     def __init__(self, sums: list[Tensor]) -> None:
         self.sums = sums
         self._staged: dict[tuple[str, int], Tensor] = {}
+        self._views: list[list[tuple[Tensor, list[Tensor]]]] = []
+        self._viewed: tuple[Any, Any] = None, None  # chunks and sums of the views
+
+    def views(
+        self, chunks: Sequence[Sequence["_HostedChunk"]]
+    ) -> Sequence[Sequence[tuple[Tensor, list[Tensor]]]]:
+        """Return the part of the sums that each chunk is, by bucket: the whole, and by block."""
+        if self._viewed[0] is not chunks or self._viewed[1] is not self.sums:
+            self._viewed = chunks, self.sums
+            self._views = [
+                [
+                    (
+                        self.sums[chunk.vector][chunk.first : chunk.last],
+                        [self.sums[chunk.vector][block.first : block.last] for block in chunk.blocks],
+                    )
+                    for chunk in of_bucket
+                ]
+                for of_bucket in chunks
+            ]
+        return self._views
 
     def joined(
         self, name: str, number: int, pieces: Sequence[Tensor]
@@ -644,19 +664,20 @@ def reduce_sets(
     block = _BLOCK if sums[0].device.type == "cpu" else sys.maxsize
     sizes = tuple((tuple(piece.numel() for piece in pieces), pieces[0].element_size()) for pieces in like)
     by_bucket = _hosted_chunks(sizes, flags[0].numel(), mapping, reduction.order, block)
+    views = room.views(by_bucket)
     for turn in range(max((len(chunk.hosts) for chunks in by_bucket for chunk in chunks), default=0)):
         transfers = []
         for number, chunks in enumerate(by_bucket):
-            left = [chunk for chunk in chunks if turn < len(chunk.hosts)]
+            of_chunks = zip(chunks, views[number], strict=True)
+            left = [(chunk, view) for chunk, view in of_chunks if turn < len(chunk.hosts)]
             sent: list[list[Tensor]] = [[] for _ in range(n_processes)]
             received: list[list[Tensor]] = [[] for _ in range(n_processes)]
-            for chunk in left:
+            for chunk, (running, blocks) in left:
                 (host, ranks), is_last = chunk.hosts[turn], turn == len(chunk.hosts) - 1
-                running = sums[chunk.vector][chunk.first : chunk.last]
                 if host == process:
                     parts = [own[rank][chunk.vector] for rank in ranks]
                     scale = hosted[0].scale if chunk.vector < len(like) else 1.0
-                    _add_in_order(running, chunk.blocks, parts, scale, is_first=turn == 0)
+                    _add_in_order(blocks, chunk.blocks, parts, scale, is_first=turn == 0)
                 for target in range(n_processes) if is_last else (chunk.hosts[turn + 1][0],):
                     if process != target and host == process:
                         sent[target].append(running)
@@ -678,11 +699,11 @@ _SHORT = 1 << 12  # elements; of pieces that are joined, because a call takes as
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Part of a chunk, and its places in a vector that is in pieces: piece, first and last element there."""
+    """Part of a vector, and its places where that is in pieces: piece, and elements there (None for all)."""
 
     first: int
     last: int
-    places: tuple[tuple[int, int, int], ...]
+    places: tuple[tuple[int, slice | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -728,36 +749,53 @@ def _blocks_of(lengths: Sequence[int], first: int, last: int, size: int) -> tupl
         start, at = stop - lengths[number], max(first, stop - lengths[number])
         while at < min(last, stop):
             end = min(last, stop, at + size)
-            place, before = (number, at - start, end - start), blocks[-1] if blocks else None
-            if before and end - first - before.first <= min(size, _SHORT):
-                blocks[-1] = _Block(before.first, end - first, (*before.places, place))
+            span = None if (at, end) == (start, stop) else slice(at - start, end - start)
+            before = blocks[-1] if blocks else None
+            if before and end - before.first <= min(size, _SHORT):
+                blocks[-1] = _Block(before.first, end, (*before.places, (number, span)))
             else:
-                blocks.append(_Block(at - first, end - first, (place,)))
+                blocks.append(_Block(at, end, ((number, span),)))
             at = end
     return tuple(blocks)
 
 
 def _add_in_order(
-    total: Tensor, blocks: Sequence[_Block], parts: Sequence[list[Tensor]], scale: float, *, is_first: bool
+    running: Sequence[Tensor],
+    blocks: Sequence[_Block],
+    parts: Sequence[list[Tensor]],
+    scale: float,
+    *,
+    is_first: bool,
 ) -> None:
-    """Add summands times a factor to ``total`` in their order; if they are the first, make it their sum."""
-    # A quotient by a power of two has the bits of the product, and takes one operation with the addition.
-    divisor = torch.tensor(1 / scale, dtype=total.dtype) if math.frexp(scale)[0] == 0.5 else None
-    for block in blocks:
-        running = total[block.first : block.last]
+    """Add summands times a factor to a running sum, in their order; if they are the first, begin with them.
+
+    ``running`` is the sum by block.
+    """
+    for total, block in zip(running, blocks, strict=True):
+        divisor = _divisor(scale, total.dtype)
         for number, pieces in enumerate(parts):
-            taken = [pieces[piece][first:last] for piece, first, last in block.places]
+            taken = [pieces[piece] if span is None else pieces[piece][span] for piece, span in block.places]
             summand = taken[0] if len(taken) == 1 else torch.cat(taken)
             if summand.device != total.device:
                 summand = summand.to(total.device, non_blocking=True)
             if is_first and number == 0:
-                torch.mul(summand, scale, out=running)
+                torch.mul(summand, scale, out=total)
             elif scale == 1:
-                running.add_(summand)
+                total.add_(summand)
             elif divisor is not None:
-                running.addcdiv_(summand, divisor)
+                total.addcdiv_(summand, divisor)
             else:
-                running.add_(summand * scale)
+                total.add_(summand * scale)
+
+
+@functools.lru_cache(maxsize=64)
+def _divisor(scale: float, dtype: torch.dtype) -> Tensor | None:
+    """Return what to divide by instead of a multiplication by a power of two; None for other factors.
+
+    The quotient has the bits of the product, and takes one operation with an addition.
+    """
+    is_power = math.frexp(scale)[0] == 0.5
+    return torch.tensor(1 / scale, dtype=dtype, device="cpu") if is_power else None
 
 
 def share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
@@ -1067,6 +1105,7 @@ class GradientTaker:
         """Make the sum over all ESTs the gradients of the model until the next sum; see `reduce_sets`."""
         self._check_kept(hosted)
         total = yield from reduce_sets(hosted, mapping, process, reduction, self._room)
+        self._n_sharing = _n_sharing(self._sums)  # nobody else has a part of this sum yet
         if self._copies.sums_on_host:
             # The next sum comes after `synchronize`, so it does not overwrite what is still copied.
             for vector, summed in zip(self._sums[:-1], total.buckets, strict=True):

@@ -54,12 +54,12 @@ from makespan.errors import CheckpointError, TrainingError
 from makespan.files import write_json
 from makespan.runtime import (
     Identity,
+    KeptHeap,
     RunDirectory,
     choose_device,
     end_worker,
     finish_checkpoint,
     join,
-    keep_freed,
     linked,
     run_worker,
     start_checkpoint,
@@ -119,7 +119,7 @@ class TrainingProcess:
         self.set_handlers()
         self.device, self.pids, self.start_s = choose_device(who), list[int](), 0.0
         self.links: PeerLinks | None = None  # None: vectors go through the process group
-        keep_freed()  # gradients are new tensors in each mini-batch
+        self.heap = KeptHeap()  # gradients are new tensors in each mini-batch
 
     def meet(self) -> None:
         """Form the process group with the other processes."""
@@ -287,6 +287,7 @@ class Generation:
         saves = self.ending != Ending.CONTINUE or self.saves_after(self.done)
         self.collect_optimizer(saves)
         self.rows += self.rows_of(batch, saves, self.shared_hashes(saves))
+        self.process.heap.check()
         self.process.report_progress(self.done, batch.losses[-1])
         if saves:
             self._save()

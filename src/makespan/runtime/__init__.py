@@ -14,8 +14,8 @@ The package does not know what the processes compute, and imports torch only whe
 - `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the
   lock; `held_directory` holds a directory by such a file
 - `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
-- `describe_machine` describes the machine of a measurement; `resident_bytes` is the memory of a process, and
-  `keep_freed` lets its heap keep what is freed
+- `describe_machine` describes the machine of a measurement; `resident_bytes` is the memory of a process,
+  `keep_freed` lets its heap keep what is freed, and a `KeptHeap` does so within a bound
 """
 
 from makespan.runtime.checkpoints import (
@@ -29,6 +29,7 @@ from makespan.runtime.checkpoints import (
 from makespan.runtime.forkserver import Process as Process
 from makespan.runtime.launch import (
     GpuSlots as GpuSlots,
+    KeptHeap as KeptHeap,
     Launch as Launch,
     Launcher as Launcher,
     LocalLauncher as LocalLauncher,

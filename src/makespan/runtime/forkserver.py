@@ -46,10 +46,11 @@ for number in (signal.SIGINT, signal.SIGTERM):  # the server ends with the launc
 from {__name__} import serve
 serve(*map(int, sys.argv[1:]))
 """
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""Variable by which torch asks for huge pages, with value 1."""
-_READ_ONCE = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", HUGE_PAGES)
-"""Variables by which torch and its libraries choose their kernels and their memory for good."""
+TUNABLES = "GLIBC_TUNABLES"
+"""Variable with choices of the GNU C library."""
+_READ_ONCE = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+              "THP_MEM_ALLOC_ENABLE", TUNABLES)  # fmt: skip
+"""Variables by which torch and other libraries choose their kernels and their memory for good."""
 _Key = tuple[int, tuple[str | None, ...]]
 _lock = threading.Lock()
 _servers: dict[_Key, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}

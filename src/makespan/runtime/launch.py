@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol
 from makespan.cleanup import temporary_directory
 from makespan.errors import InputError, LostWorkerError, MakespanError, WorkerError
 from makespan.files import read_json, write_json
-from makespan.runtime.forkserver import HUGE_PAGES, Process, can_fork, fork_worker, how_ended
+from makespan.runtime.forkserver import TUNABLES, Process, can_fork, fork_worker, how_ended
 
 # --- Machine ----------------------------------------------------------------------------------------
 
@@ -82,6 +82,7 @@ def resident_bytes(*, peak: bool = False) -> int:
 
 _TRIM, _MMAP = -1, -3  # parameters of mallopt: free memory that the heap keeps, size of blocks outside it
 _SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
+_GROWTH = 1.5
 
 
 def keep_freed(*, keeps: bool = True) -> None:
@@ -94,6 +95,28 @@ def keep_freed(*, keeps: bool = True) -> None:
         allocator = ctypes.CDLL(None).mallopt
         allocator(_TRIM, _KEPT)
         allocator(_MMAP, _LARGE_BLOCK if keeps else _SMALL_BLOCK)
+
+
+class KeptHeap:
+    """Heap of this process, which keeps freed memory and returns it if that has become more than is used.
+
+    A tensor does not always get the place where one of its size was freed: a small object that lives on may
+    have taken a part of it. Such places are of no use any more, and a long run may collect many.
+    """
+
+    def __init__(self) -> None:
+        keep_freed()
+        self._most, self._is_trimmed = 0, True
+
+    def check(self) -> None:
+        """Return freed memory if there is too much of it; to be called once in each of many equal rounds."""
+        resident = resident_bytes()
+        if self._is_trimmed:  # all that this process has now is what one round needs
+            self._most, self._is_trimmed = max(self._most, resident), False
+        elif resident > _GROWTH * self._most + _LARGE_BLOCK:
+            with suppress(AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
+            self._is_trimmed = True
 
 
 def gpu_names(places: Sequence[int]) -> str:
@@ -353,6 +376,7 @@ _TERMINATE_S = 5.0
 _LOG_LINES = 5
 _PYTHON = (sys.executable,)
 _GPU_PROBE = "makespan.runtime.gpu_probe"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
 _PROCESS_VARIABLES = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
                    "MAKESPAN_CPUS")  # fmt: skip
 _Processes = Sequence[Process]
@@ -698,10 +722,9 @@ def check_gpus(launcher: Launcher, n_processes: int) -> None:
 def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
     """Return the environment that all processes of a run share."""
     inherited = {name: value for name, value in os.environ.items() if name not in _PROCESS_VARIABLES}
-    # Huge pages, where Linux has them: new memory takes a page fault for each 2 MiB and not for each 4 KiB.
     return (
-        {HUGE_PAGES: "1"}
-        | inherited
+        inherited
+        | _with_huge_pages(inherited.get(TUNABLES, ""))
         | {
             "MAKESPAN_DEVICE": device,
             # The limit of the whole run: the stall limit does not apply before all have met.
@@ -710,6 +733,17 @@ def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
             "PYTHONUNBUFFERED": "1",
         }
     )
+
+
+def _with_huge_pages(tunables: str) -> dict[str, str]:
+    """Return the tunables of a user with huge pages for the heap, unless they say something about these.
+
+    New memory then takes a page fault for each 2 MiB and not for each 4 KiB. Torch can ask for huge pages,
+    too (``THP_MEM_ALLOC_ENABLE``), but begins large tensors at a page. Small objects then take the gaps
+    before them, a tensor of the same size no longer fits where one was freed, and the heap grows.
+    """
+    asked = "" if _HUGE_PAGES in tunables else f"{_HUGE_PAGES}=1"
+    return {TUNABLES: ":".join(filter(None, (tunables, asked)))}
 
 
 def _thread_variables(threads: int) -> dict[str, str]:
