@@ -7,7 +7,7 @@ a ratio over the pairs of steps that ran one after the other.
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from makespan.settings import Block, Count, one_of, option, shared, unique
 from makespan.training.zoo import STAND_INS, StandIn
 
 _WORKER = "makespan.easyscale.timing_worker"
+_SMALL_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
 _MIB = float(1 << 20)
 _PRINTED_AS = {"neumf": "ncf"}  # stand-ins whose model has another name in the printed cells
 _D1, _D1_D2, _NONE = "D1", "D1+D2", "none"
@@ -124,6 +125,8 @@ def _load_kernel_sets(devices: Sequence[str] = ()) -> None:
 
 def _run_series(series: Sequence[TimingSeries], processes: Sequence[ProcessOptions]) -> list[Record]:
     """Run timing series in turn in the same processes, and return the results."""
+    if any(each.budget_bytes is not None for each in series):  # huge pages round up what is measured
+        processes = [replace(each, environment={**each.environment, **_SMALL_PAGES}) for each in processes]
     with temporary_directory("timing") as path:
         request = TIMING.dump_python(list(series), mode="json")
         LocalLauncher().run(Launch(_WORKER, request, len(processes), path, options=list(processes)))
