@@ -70,6 +70,23 @@ def test_packed_processes_add_up_and_logical_workers_do_not(measured):
 
 
 @in_processes
+def test_memory_is_measured_without_huge_pages_and_with_what_a_user_tells_the_c_library(monkeypatch):
+    class Launched(Exception):
+        pass
+
+    class Launcher:
+        def run(self, launch):
+            raise Launched([options.environment["GLIBC_TUNABLES"] for options in launch.options])
+
+    monkeypatch.setattr("makespan.papers.easyscale.overheads.LocalLauncher", Launcher)
+    for told, expected in (("", ""), ("glibc.malloc.perturb=0", "glibc.malloc.perturb=0:")):
+        monkeypatch.setenv("GLIBC_TUNABLES", told)
+        with pytest.raises(Launched) as seen:
+            measure("fig10")
+        assert seen.value.args[0] == [f"{expected}glibc.malloc.hugetlb=0"]
+
+
+@in_processes
 def test_what_exceeds_the_memory_of_the_device_ends_without_a_time(measured):
     table = measured["small device"].set_index("method")
     assert table["oom"].to_dict() == {"packing": True, "easyscale": False}

@@ -72,6 +72,46 @@ def test_optimizers_in_shards_have_the_same_bits_and_checkpoints(straight, tmp_p
         assert (result.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes()
 
 
+COUNTING = """
+from torch import nn
+from torch.utils.data import TensorDataset
+import torch
+from makespan.runtime import KeptHeap
+
+check = KeptHeap.check
+
+
+def counted(heap):
+    with open({path!r}, "a") as file:
+        file.write("x")
+    check(heap)
+
+
+KeptHeap.check = counted
+
+
+def model():
+    return nn.Linear(4, 2)
+
+
+def data():
+    return TensorDataset(torch.ones(16, 4), torch.zeros(16, 2))
+
+
+loss = nn.functional.mse_loss
+"""
+
+
+@pytest.mark.parametrize("survives", [0, 1])
+def test_the_heap_of_each_process_is_checked_after_each_mini_batch(tmp_path, survives):
+    counts, job = tmp_path / "counts", tmp_path / "job.py"
+    job.write_text(COUNTING.format(path=str(counts)))
+    parts = {part: f"{job}:{part}" for part in ("model", "data", "loss")}
+    ours = ElasticTrainer(run_dir=tmp_path / "run", n_logical_workers=2, micro_batch_size=2, **parts)
+    ours.run(3, survives=survives)
+    assert counts.read_text() == 2 * 3 * "x"
+
+
 @pytest.mark.parametrize("factor", [1.0, 1e18])
 def test_scaled_losses_are_stepped_in_shards_too_or_not_at_all(tmp_path, factor):
     options = {"scaler": {"init_scale": 1e22, "growth_interval": 2}, "loss": {"factor": factor}}

@@ -82,7 +82,7 @@ def resident_bytes(*, peak: bool = False) -> int:
 
 _TRIM, _MMAP = -1, -3  # parameters of mallopt: free memory that the heap keeps, size of blocks outside it
 _SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
-_GROWTH = 1.5
+_GROWTH = 1.5  # of a process, by which its heap may have lost places for tensors
 
 
 def keep_freed(*, keeps: bool = True) -> None:
@@ -101,21 +101,24 @@ class KeptHeap:
     """Heap of this process, which keeps freed memory and returns it if that has become more than is used.
 
     A tensor does not always get the place where one of its size was freed: a small object that lives on may
-    have taken a part of it. Such places are of no use any more, and a long run may collect many.
+    have taken a part of it. Such places are of no use any more, and a long run may collect many. Has an
+    effect with the GNU C library only.
     """
 
     def __init__(self) -> None:
         keep_freed()
+        self._trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._most, self._is_trimmed = 0, True
 
     def check(self) -> None:
         """Return freed memory if there is too much of it; to be called once in each of many equal rounds."""
+        if self._trim is None:
+            return
         resident = resident_bytes()
         if self._is_trimmed:  # all that this process has now is what one round needs
             self._most, self._is_trimmed = max(self._most, resident), False
         elif resident > _GROWTH * self._most + _LARGE_BLOCK:
-            with suppress(AttributeError):
-                ctypes.CDLL(None).malloc_trim(0)
+            self._trim(0)
             self._is_trimmed = True
 
 

@@ -32,7 +32,7 @@ from makespan.settings import Block, Count, one_of, option, shared, unique
 from makespan.training.zoo import STAND_INS, StandIn
 
 _WORKER = "makespan.easyscale.timing_worker"
-_SMALL_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+_TUNABLES, _SMALL_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"
 _MIB = float(1 << 20)
 _PRINTED_AS = {"neumf": "ncf"}  # stand-ins whose model has another name in the printed cells
 _D1, _D1_D2, _NONE = "D1", "D1+D2", "none"
@@ -125,8 +125,6 @@ def _load_kernel_sets(devices: Sequence[str] = ()) -> None:
 
 def _run_series(series: Sequence[TimingSeries], processes: Sequence[ProcessOptions]) -> list[Record]:
     """Run timing series in turn in the same processes, and return the results."""
-    if any(each.budget_bytes is not None for each in series):  # huge pages round up what is measured
-        processes = [replace(each, environment={**each.environment, **_SMALL_PAGES}) for each in processes]
     with temporary_directory("timing") as path:
         request = TIMING.dump_python(list(series), mode="json")
         LocalLauncher().run(Launch(_WORKER, request, len(processes), path, options=list(processes)))
@@ -311,7 +309,12 @@ class Sharing(_TimedExperiment):
     def _measured(self, model: SizedModel, method: str, k: int) -> Record:
         is_packed = method == _PACKING
         way = _stock_variant(method) if is_packed else _est_variant(method, k)
-        processes = _pinned_processes("A", _D1, _cpus()[:1] * (k if is_packed else 1))
+        # Huge pages would round up what is measured.
+        tunables = ":".join(filter(None, (os.environ.get(_TUNABLES), _SMALL_PAGES)))
+        processes = [
+            replace(each, environment={**each.environment, _TUNABLES: tunables})
+            for each in _pinned_processes("A", _D1, _cpus()[:1] * (k if is_packed else 1))
+        ]
         series = _timing_series(self, model, "A", [way], budget_bytes=int(self.memory_mib * _MIB))
         (one,) = _run_series([series], processes)
         return one
