@@ -850,6 +850,8 @@ def wrong(run, kind):
         arguments |= {"model": model, "optimizers": optimizer}
     if kind == "thawed":
         model.bias.requires_grad_(False)
+    if kind == "late group":
+        arguments["optimizers"] = optimizer = torch.optim.SGD([model.weight], lr=0.1)
     if kind == "carried":
         carried = torch.zeros(CLASSES)
     if kind == "shared number":
@@ -913,6 +915,8 @@ def wrong(run, kind):
         if kind == "unreported":
             mini_batch.reported("accuracy")
         mini_batch.step(optimizer)
+        if kind == "late group":
+            optimizer.add_param_group({"params": [model.bias], "lr": 0.01})
         if kind == "hidden average":
             follow(average, model)
         if kind == "hidden number":

@@ -72,6 +72,7 @@ WITHIN = {
     "unreported": "no turn reported 'accuracy'; expected loss",
     "sparse": "parameter weight has a sparse gradient",
     "thawed": "parameter bias got a gradient but required none when the run began",
+    "late group": r"optimizer got other parameter groups in training \(\[1, 1\] parameters, and \[1\]",
     "carried": "variable carried of wrong changes in the loop, and no checkpoint holds it",
     "hidden average": "variable average of wrong changes in the loop, and no checkpoint holds it",
 }

@@ -173,6 +173,38 @@ def test_a_pass_of_a_parameter_that_was_frozen_for_a_while_is_noticed():
             model[2].bias.sum().backward()
 
 
+class Joined(nn.Module):
+    """Two weights whose gradients are parts of one tensor, because a product takes them as one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.full((2, 4), value)) for value in (1.0, 2.0))
+
+    def forward(self, inputs):
+        return inputs @ torch.cat([self.first, self.second]).T
+
+
+def test_a_second_pass_may_add_to_a_part_of_what_the_first_one_made():
+    model = Joined()
+    parameters = dict(model.named_parameters())
+    buckets = Buckets(parameters, provisional_map(parameters))
+    taker = GradientTaker(buckets, 1.0, HostCopies(torch.device("cpu")), keeps_sums=False, accumulates=True)
+    with taker.listening():
+        with taker.passing():
+            model(torch.ones(3, 4)).sum().backward()
+        one, other = model.first.grad, model.second.grad
+        assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        with taker.passing():
+            model.first.sum().backward()
+        [[first, second]] = taker.take(0).pieces
+        assert sorted([first.unique().item(), second.unique().item()]) == [3.0, 4.0]
+        with taker.passing():
+            model(torch.ones(3, 4)).sum().backward()
+        model.second.grad.mul_(2.0)
+        with pytest.raises(InputError, match="was changed in the turn"), taker.passing():
+            model.first.sum().backward()
+
+
 def test_what_is_not_a_number_goes_through_the_sum():
     sets = [
         GradientSet([[torch.tensor([one, 1.0])]], torch.tensor([True])) for one in (torch.inf, 1.0, torch.nan)

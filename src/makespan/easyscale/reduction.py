@@ -1054,19 +1054,22 @@ class GradientTaker:
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Let a backward pass add to the gradients of the turn."""
+        self._check_unchanged()
         self._touched.clear()
         self._is_passing = True
         try:
             yield
         finally:
             self._is_passing = False
-        for name in self._touched:
+        # Of all, not only those that were touched: gradients of parameters that were joined for a product are
+        # parts of one tensor, and an addition to one of them counts as a change of the others.
+        for name in dict.fromkeys([*self._accumulated, *self._touched]):
             gradient = self._buckets.parameters[name].grad
             self._accumulated.pop(name, None)
             if gradient is not None:
                 self._accumulated[name] = gradient, gradient._version
 
-    def _end_accumulation(self) -> None:
+    def _check_unchanged(self) -> None:
         """Reject gradients that anything but a backward pass has changed."""
         for name, (gradient, version) in self._accumulated.items():
             if self._buckets.parameters[name].grad is not gradient or gradient._version != version:
@@ -1074,11 +1077,11 @@ class GradientTaker:
                     f"the gradient of {name} was changed in the turn of a logical worker, after its backward "
                     "pass; expected changes of the sum, between mini_batch.sum and mini_batch.step"
                 )
-        self._accumulated.clear()
 
     def take(self, number: int) -> GradientSet:
         """Return the gradients of an EST, by its number in the process; none is left in the model."""
-        self._end_accumulation()
+        self._check_unchanged()
+        self._accumulated.clear()
         if number == 0 and not self._keeps_sums and _n_sharing(self._sums) != self._n_sharing:
             self._allocate_sums()
         if not self._copies.is_needed:

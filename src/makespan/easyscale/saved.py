@@ -9,7 +9,7 @@ import pickle
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,7 +60,7 @@ class Hosted(Protocol):
         """Return the layout of buckets as plain values; None if it is not determined yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SharedParts:
     """Objects that all ESTs share and a checkpoint holds.
 
@@ -79,11 +79,32 @@ class SharedParts:
     model: nn.Module
     states: Mapping[str, Any]
     compared: Sequence[str] = ()
+    _group_sizes: dict[str, list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._group_sizes = self._sizes()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """All optimizers."""
         return [each for each in self.states.values() if isinstance(each, torch.optim.Optimizer)]
+
+    def _sizes(self) -> dict[str, list[int]]:
+        return {
+            name: [len(group["params"]) for group in each.param_groups]
+            for name, each in self.states.items()
+            if isinstance(each, torch.optim.Optimizer)
+        }
+
+    def check_groups(self) -> None:
+        """Reject parameter groups that were added in training: a restart would build none."""
+        for name, sizes in self._sizes().items():
+            if sizes != self._group_sizes[name]:
+                raise InputError(
+                    f"{name} got other parameter groups in training ({sizes} parameters, and "
+                    f"{self._group_sizes[name]} when it was built), which a restart would not give it; "
+                    "expected all groups from the start, for example with lr=0 until they are trained"
+                )
 
 
 @dataclass(frozen=True, slots=True)
