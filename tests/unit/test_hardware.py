@@ -127,7 +127,7 @@ def test_nodes_of_the_catalogue_have_what_data_sheets_print_and_texts_what_progr
 
 def test_steps_are_the_same_on_nodes_of_the_catalogue_and_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
-    path.write_text('device = "h200"\nn_gpus = 64\nlink_latency_s = 3.4e-6\n')
+    path.write_text('device = "h200"\nn_gpus = 64\nlink_latency_s = 3.4e-6\nnetwork_latency_s = 9.6e-6\n')
     ours, theirs = hardware.read_machines(path), hardware.cluster("h200-64")
     for text in ("fsdp mb1", "tp8 pp2 mb1", "tp2 cp2 mb3"):
         assert planning.describe(priced(ours, text)) == planning.describe(priced(theirs, text))

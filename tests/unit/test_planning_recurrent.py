@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from makespan.cli import main
 from makespan.errors import InputError, UnknownNameError
-from makespan.hardware import read_machines
+from makespan.hardware import homogeneous, read_machines
 from makespan.planning import (
     COMPONENTS,
     TERMS,
@@ -232,6 +232,7 @@ def test_parallel_parts_of_a_layer_are_reduced_once_and_selective_scans_once_mor
 
 def test_a_layer_is_as_long_as_its_parts_in_layers_of_their_own():
     ffn, machines = FeedForward(8192, True), read_machines("8xh100-80")
+    machines = homogeneous(dataclasses.replace(machines.node, intra_latency_s=0.0), 1, machines.network)
     whole = Architecture("whole", "x", 2048, (Layers(4, None, ffn, recurrent=SCAN),), 32000)
     runs = (Layers(4, norm_vectors=1, recurrent=SCAN), Layers(4, None, ffn, norm_vectors=1))
     parts = Architecture("parts", "x", 2048, runs, 32000)

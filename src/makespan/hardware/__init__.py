@@ -16,6 +16,7 @@ from makespan.hardware.devices import (
     cluster as cluster,
     cluster_from as cluster_from,
     cluster_names as cluster_names,
+    equal_parts as equal_parts,
     gpu as gpu,
     gpu_names as gpu_names,
     homogeneous as homogeneous,

@@ -16,6 +16,7 @@ from makespan.units import GB, GIB
 
 IntraKind = Literal["switch", "mesh", "pcie", "pair"]
 MOST_GPUS = 131_072
+_LARGEST_NODE = 16  # devices; what has more is a rack
 """Devices that a cluster from a text or a file may have; larger numbers are mistakes."""
 GENERATIONS = ("first", "second", "third")
 """Generations of fused attention kernels: FlashAttention, FlashAttention-2, FlashAttention-3 with cuDNN."""
@@ -370,10 +371,23 @@ class ClusterSpec:
         """
         name = f"{n_gpus}x{self.gpu.name}"
         largest = max((node for node, _ in self.runs), key=lambda node: node.n_gpus)
-        per_node = max(self.gpus_per_node, self.part_of) if gpus_per_node is None else gpus_per_node
+        per_node = gpus_per_node
+        if per_node is None:
+            per_node = equal_parts(n_gpus, max(self.gpus_per_node, self.part_of))
         sizes = node_sizes(n_gpus, per_node, name)
         nodes = tuple(node for size, count in sizes for node in (largest.with_gpus(size),) * count)
         return ClusterSpec(name, nodes, self.network, self.usd_per_gpu_hour)
+
+
+def equal_parts(n_gpus: int, gpus_per_node: int) -> int:
+    """Return the devices of a node if racks of many devices give equal parts, where that is possible.
+
+    Jobs have numbers of devices that seldom fill racks of 72. Nodes of up to 16 are filled, and the last one
+    has the rest.
+    """
+    n_nodes = -(-n_gpus // gpus_per_node)
+    is_spread = gpus_per_node > _LARGEST_NODE and n_nodes > 1 and n_gpus % n_nodes == 0
+    return n_gpus // n_nodes if is_spread else gpus_per_node
 
 
 def node_sizes(n_gpus: int, gpus_per_node: int, cluster_name: str) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from makespan.hardware.devices import (
     cluster,
     cluster_names,
     device_entry,
+    equal_parts,
     gpu_from,
     gpu_names,
     node as node_named,
@@ -134,7 +135,9 @@ def _from_table(entry: dict[str, Any], name: str, where: str, gpu_name: str | No
     facts = {**_facts(str(entry["device"])), **own}
     try:
         sizes = {key: value for key, value in entry.items() if key in _OF_CLUSTER}
-        sizes.setdefault("gpus_per_node", facts["gpus_per_node"])
+        n_gpus, usual = entry["n_gpus"], facts["gpus_per_node"]
+        is_count = type(n_gpus) is int and n_gpus > 0
+        sizes.setdefault("gpus_per_node", equal_parts(n_gpus, usual) if is_count else usual)
         return _equal_nodes(name, gpu_name or str(entry["device"]), facts, **sizes)
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: {error}") from None
@@ -155,7 +158,7 @@ def cluster_of(
     name
         Name of the cluster; by default such as ``64xh100-80``.
     gpus_per_node
-        Devices of a full node; by default as they are usually sold.
+        Devices of a full node; by default as they are usually sold, see also `equal_parts`.
 
     Raises
     ------
@@ -164,7 +167,7 @@ def cluster_of(
     """
     facts = _facts(device)
     if gpus_per_node is None:
-        gpus_per_node = min(facts["gpus_per_node"], max(n_gpus, 1))
+        gpus_per_node = equal_parts(max(n_gpus, 1), min(facts["gpus_per_node"], max(n_gpus, 1)))
     return _equal_nodes(name or f"{n_gpus}x{device}", device, facts, n_gpus, gpus_per_node)
 
 

@@ -100,8 +100,7 @@ class Attention:
         """Return output size, input size of each projection, and whether heads divide it between ranks."""
         queries, values = self.heads * self.head_dim, self.heads * self.value_dim
         if self.latent is None:
-            keys = self.kv_heads * (self.head_dim + self.value_dim)
-            return ((queries + self.gate_size + keys, hidden, True), (hidden, values, True))
+            return ((queries + self.gate_size + self.key_size, hidden, True), (hidden, values, True))
         rank, rope = self.latent.kv_rank, self.latent.rope_dim
         down = (rank + rope, hidden, False)
         up = (self.heads * (self.head_dim - rope + self.value_dim), rank, True)
@@ -115,6 +114,11 @@ class Attention:
             up,
             (hidden, values, True),
         )
+
+    @property
+    def key_size(self) -> int:
+        """Channels of the keys and values of a token."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
 
     def parameters(self, hidden: int) -> int:
         """Return the weights of the projections with biases and norms."""
@@ -453,11 +457,14 @@ class Layers:
         check_fields(self, positive=("n_layers",), not_negative=("norm_vectors", "seq", "extra_parameters"))
         if self.attention is None and self.recurrent is None and self.ffn is None:
             raise InputError("Layers: have no part; expected attention, recurrent or ffn")
+        if self.cross_attention is not None and self.cross_attention.latent is not None:
+            raise InputError("Layers: cross_attention has latent projections; expected none")
 
     @property
     def n_halves(self) -> int:
-        """Residual sums of a layer: of attention or the recurrent part, and of the feed-forward part."""
-        return (self.attention is not None or self.recurrent is not None) + (self.ffn is not None)
+        """Residual sums of a layer: attention or recurrent part, cross attention, and feed-forward part."""
+        is_mixed = self.attention is not None or self.recurrent is not None
+        return is_mixed + (self.cross_attention is not None) + (self.ffn is not None)
 
     @property
     def ffn_size(self) -> float:
@@ -671,7 +678,10 @@ class Architecture:
             tokens = self.tokens(run, seq)
             vectors = run.norm_vectors * self.hidden + run.extra_parameters
             weights = run.active_parameters(self.hidden) - vectors
-            cross = run.cross_attention.core_flop(tokens, keys) if run.cross_attention else 0.0
+            cross = 0.0
+            if run.cross_attention is not None:  # its keys and values are those of the encoder's tokens
+                moved = 2.0 * (keys - tokens) * run.cross_attention.key_size * self.hidden
+                cross = run.cross_attention.core_flop(tokens, keys) + moved
             core = run.attention.core_flop(tokens) if run.attention else 0.0
             if run.recurrent is not None:
                 weights -= run.recurrent.vector_parameters

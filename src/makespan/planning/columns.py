@@ -49,6 +49,22 @@ def ceil(values: Column) -> Column:
     return np.ceil(values) if isinstance(values, np.ndarray) else float(math.ceil(values))
 
 
+def common_divisor(number: int, values: Column) -> Column:
+    """Return the greatest common divisors of a number and whole numbers."""
+    if isinstance(values, np.ndarray):
+        return np.gcd(number, values.astype(np.int64)).astype(float)
+    return float(math.gcd(number, int(values)))
+
+
+def doublings(values: Column) -> Column:
+    """Return how often 1 has to be doubled to reach numbers of 1 or more."""
+    if isinstance(values, np.ndarray):
+        fractions, exponents = np.frexp(values)
+        return np.asarray(exponents - (fractions == 0.5), dtype=float)
+    fraction, exponent = math.frexp(values)
+    return float(exponent - (fraction == 0.5))
+
+
 def power(values: Column, exponent: int) -> Column:
     """Return powers."""
     if isinstance(values, np.ndarray):

@@ -61,21 +61,26 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
     largest: Column = 0.0
     for run, (held, experts) in zip(model.kinds, model.kind_parameters, strict=True):
         tokens, attention, recurrent = grid.tokens(training, run), run.attention, run.recurrent
-        inner, attended = 0, 0.0
+        # Channels of queries, keys, values and output, and of a gate and the output that it has multiplied.
+        inner = 0.0
+        keys_of_encoder: Column = 0.0
+        for part in (attention, run.cross_attention):
+            if part is not None:
+                inner += part.heads * (part.head_dim + part.value_dim) + 2.0 * part.gate_size
         if attention is not None:
-            inner = attention.heads * attention.head_dim + attention.kv_heads * (
-                attention.head_dim + attention.value_dim
-            )
-            inner += 2 * attention.gate_size  # the gate, and the output that it has multiplied
-            attended = hidden
+            inner += attention.key_size
+        if run.cross_attention is not None:
+            keys_of_encoder = grid.tokens(training, model.layers[0]) * run.cross_attention.key_size
         size = float(run.ffn.size) if run.ffn else 0.0
         dispatched: Column = 0.0
         if isinstance(run.ffn, Experts):
             size = float(run.ffn.size * run.ffn.per_token * (run.ffn.capacity or 1.0) + run.ffn.shared_size)
             dispatched = 2.0 * hidden * run.ffn.per_token * grid.expert_cut
         scores = 0.0
-        if stack.attention == "unfused" and attention is not None:
-            scores = 2.5 * attention.heads * model.tokens(run, training.seq) * training.computed_share
+        if stack.attention == "unfused":
+            for part, seen in ((attention, run), (run.cross_attention, model.layers[0])):
+                if part is not None:
+                    scores += 2.5 * part.heads * model.tokens(seen, training.seq) * training.computed_share
         entry = tokens * width * hidden / grid.undivided
         entries, matrices, residual = 2.0 * run.n_halves, float(run.ffn.n_matrices) if run.ffn else 0.0, 1.0
         if stack.is_written_out:
@@ -86,9 +91,10 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
             # Norms of queries and keys, in 32 bits, before and after scaling.
             if attention is not None and attention.n_norms:
                 inner = inner + 4 * (attention.heads + attention.kv_heads) * attention.head_dim
-        core = tokens * width * (scores + inner) / tp
+        core = tokens * width * scores / tp
         # One matrix up and its activation, or two up and their product.
-        layer = entries * entry + core + tokens * width * (attended + size * matrices + dispatched) / tp
+        layer = entries * entry + core + tokens * width * (inner + size * matrices + dispatched) / tp
+        layer = layer + width * keys_of_encoder / tp
         scan: Column = 0.0
         if recurrent is not None:
             scan = tokens * width * recurrent.kept / tp
@@ -96,8 +102,8 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
             kept_by_scans = kept_by_scans + run.n_layers * scan * (
                 1.0 - grid.full - grid.operators * _OPERATORS_SAVE
             )
-        # A layer that is computed again keeps its input; without its attention core, or half of its products,
-        # it keeps the rest.
+        # A layer that is computed again keeps its input; without the scores of its attention, or half of its
+        # products, it keeps the rest.
         saved = (
             grid.full * (layer - residual * entry)
             + grid.cores * core
@@ -113,21 +119,25 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
     # The first stage of a pipeline keeps the activations of as many micro-batches as there are stages.
     most = grid.pp * where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
     in_flight = where(grid.pp > 1, at_most(grid.microbatches(training), most), 1.0)
-    table["activations"] = kept / grid.pp * in_flight + working
-    times = in_flight / grid.pp  # that a device keeps what all layers keep
+    first, second = grid.shares_of_stages(model)
+    # How many times a device keeps what all layers keep; the second stage has one micro-batch less.
+    times = at_least(first * in_flight, second * in_flight * (grid.pp - 1) / grid.pp)
+    table["activations"] = kept * times + working
     with_logits = grid.micro_batch * stack.head_tokens(training) / grid.cp
     table["logits"] = with_logits * stack.logit_bytes * model.vocab / tp
     # Where a pipeline gathers once a step, the whole stage is there until its last micro-batch, and so are
     # its gradients, added up in 32 bits.
     whole = (grid.pp > 1) & (not stack.regathers)
-    of_stage = (width + 4.0 * trained) * (other + (of_experts > 1) * expert)
-    gathered = where(whole, of_stage, _BUCKET_LAYERS * width * largest)
+    of_whole = (width + 4.0 * trained) * (other + (of_experts > 1) * expert)
+    # The head is gathered beside the last layer, and may be larger than the layer after it.
+    in_turn = at_least(_BUCKET_LAYERS * largest, largest + model.head_parameters / tp)
+    gathered = where(whole, of_whole, width * in_turn)
     table["gathered"] = where(grid.zero == 3, gathered, 0.0)
     # The last stage keeps one micro-batch and its logits; the fuller of both ends counts.
-    of_last = kept / grid.pp + working
+    of_last = kept * first + working
     is_last = (grid.pp > 1) & (of_last + table["logits"] > table["activations"])
     table["activations"] = where(is_last, of_last, table["activations"])
-    times = where(is_last, 1.0 / grid.pp, times)
+    times = where(is_last, first, times)
     table["logits"] = where(is_last | (grid.pp == 1), table["logits"], 0.0)
     if stack.frees_gradients:
         # Gradients are complete where all logits and all layers but one are gone, unless a micro-batch before

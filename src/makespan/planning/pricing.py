@@ -17,7 +17,7 @@ from makespan.arguments import check_fields, check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, TraceError, cell_error, unknown_name
 from makespan.files import read_bytes
 from makespan.hardware import MOST_GPUS, ClusterSpec, cluster_of, pools
-from makespan.planning.architecture import Architecture, Experts
+from makespan.planning.architecture import Architecture, Experts, Layers
 from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
 from makespan.planning.layout import Layout, Recompute, parse_layout
 from makespan.planning.memory import components_of, fits, memory_table
@@ -235,8 +235,9 @@ def misfit(model: Architecture, layout: Layout) -> str:
     if layout.cp > 1 and model.is_recurrent:
         return f"context parallelism over {layout.cp} is not modelled for scans of recurrent layers"
     for run in model.kinds:
-        if run.attention is not None and run.attention.heads % layout.tp:
-            return f"tensor parallelism over {layout.tp} does not divide {run.attention.heads} heads"
+        for count, what in _divided_by_tensor(run, layout):
+            if count % layout.tp:
+                return f"tensor parallelism over {layout.tp} does not divide {count} {what}"
         if (part := run.recurrent) is not None:
             # A group of a scan has its keys, and often a norm over its channels.
             parts, what = (part.groups, "group") if part.has_heads else (part.heads, "channel")
@@ -255,6 +256,21 @@ def misfit(model: Architecture, layout: Layout) -> str:
     return ""
 
 
+def _divided_by_tensor(run: Layers, layout: Layout) -> Iterator[tuple[int, str]]:
+    """Yield what devices of a tensor group share out besides scans, and its name."""
+    for part in (run.attention, run.cross_attention):
+        if part is not None:
+            yield part.heads, "heads"
+            if part.latent is None:
+                yield part.kv_heads, "heads of keys and values"
+    if isinstance(run.ffn, Experts):
+        if layout.ep == 1:
+            yield run.ffn.size, "channels of an expert"
+        yield run.ffn.shared_size, "channels of the shared expert"
+    elif run.ffn is not None:
+        yield run.ffn.size, "channels of the feed-forward part"
+
+
 @typed
 def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     """Yield the layouts that go with a run and a cluster, whether they fit into memory or not.
@@ -268,6 +284,8 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     again = [how for how in _RECOMPUTE if how != "selective" or model.has_attention]
     for tp, pp in itertools.product(_divisors(n), _divisors(n)):
         if n % (tp * pp) or tp > min(_MOST_TENSOR, cluster.gpus_per_node):
+            continue
+        if n > cluster.gpus_per_node and cluster.gpus_per_node % tp:  # a group would lie on two nodes
             continue
         chunks = [v for v in _CHUNKS if pp > 1 and any(count % (pp * v) == 0 for count in items)]
         for cp in _divisors(n // (tp * pp)):
@@ -370,7 +388,9 @@ class _Search:
 def _search(pricer: Pricer) -> _Search:
     """Price all layouts of a run; raises `InfeasiblePlanError` where none fits."""
     training, cluster = pricer.training, pricer.cluster
-    tried = list(layouts(training, cluster))
+    # Fused attention keeps no scores that it could compute again.
+    hows = ("selective",) if pricer.stack.attention != "unfused" else ()
+    tried = [one for one in layouts(training, cluster) if one.recompute not in hows]
     if not tried:
         raise InfeasiblePlanError(
             f"no layout divides a batch of {training.global_batch} samples over {cluster.n_gpus} GPUs; "

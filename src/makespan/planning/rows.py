@@ -15,7 +15,7 @@ from typing import Any, cast
 from makespan.arguments import typed
 from makespan.errors import InputError, MakespanError, TraceError
 from makespan.files import read_bytes, read_preset
-from makespan.hardware import ClusterSpec, cluster_of, gpu_names
+from makespan.hardware import ClusterSpec, cluster_of, equal_parts, gpu_names
 from makespan.planning.architecture import Architecture, Attention, FeedForward, Layers
 from makespan.planning.configs import model_names, read_model
 from makespan.planning.layout import Layout, Recompute
@@ -166,7 +166,7 @@ def _measured(row: Mapping[str, str]) -> Measured:
         raise _Unusable(f"precision {row['precision']!r} is not one precision")
     stack, model = _stack(row), _model(row)
     n_gpus, per_node = _count(row, "n_gpus"), _count(row, "gpus_per_node", 8)
-    cluster = cluster_of(kind, n_gpus, row["gpu"], min(per_node, n_gpus))
+    cluster = cluster_of(kind, n_gpus, row["gpu"], equal_parts(n_gpus, min(per_node, n_gpus)))
     layout, assumed = _layout(row, model, stack, n_gpus)
     share = next((rule["share"] for rule in register["padded"] if rule["text"] in row["note"]), 1.0)
     tuned = next((rule for rule in register["tuned"] if rule["text"] in row["note"]), None)

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 
 from makespan.hardware import ClusterSpec
 from makespan.planning.architecture import Architecture, Attention, Experts, Layers, Recurrent
-from makespan.planning.columns import Column, at_least, at_most, ceil, floor, power, table_of, where
+from makespan.planning.columns import (
+    Column,
+    at_least,
+    at_most,
+    ceil,
+    common_divisor,
+    doublings,
+    floor,
+    power,
+    table_of,
+    where,
+)
 from makespan.planning.layout import Layout
 from makespan.planning.stacks import Software, Training
 
@@ -185,6 +196,18 @@ class Grid:
         """Return the micro-batches of a step."""
         return at_least(training.global_batch / (self.dp * self.micro_batch), 1.0)
 
+    def items_per_stage(self, model: Architecture) -> Column:
+        """Return the layers of the longest pipeline stage, embedding and loss among them if they count."""
+        chunks = self.pp * self.interleave
+        return ceil((model.n_layers + 2.0 * self.ends) / chunks) * self.interleave
+
+    def shares_of_stages(self, model: Architecture) -> tuple[Column, Column]:
+        """Return the share of the layers on the first pipeline stage, and on one behind it [1]."""
+        longest = self.items_per_stage(model)
+        first = at_most((longest - self.ends) / model.n_layers, 1.0)
+        # With two stages, or one, all have an end.
+        return first, where(self.pp > 2, at_most(longest / model.n_layers, 1.0), first)
+
     def tokens(self, training: Training, run: Layers) -> Column:
         """Return the tokens of a micro-batch that a device computes in a run of layers."""
         own = training.model.tokens(run, training.seq) * training.computed_share
@@ -192,41 +215,84 @@ class Grid:
 
 
 class Rates(NamedTuple):
-    """Rates of links and memory of a device [B/s per direction], and the devices that the fast link joins."""
+    """Rates of links and memory of a device [B/s per direction], times that a message needs [s], and nodes.
+
+    Parameters
+    ----------
+    n_gpus, per_node, smallest
+        Devices in all, those of a full node, which the fast link joins, and those of the smallest node.
+    """
 
     link: float
     network: float
     memory: float
-    gpus_per_node: int
+    link_latency_s: float
+    network_latency_s: float
+    n_gpus: int
+    per_node: int
+    smallest: int
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> "Rates":
-        """Return the rates of a cluster of equal nodes; devices that share a card have equal parts of it."""
+        """Return the rates of a cluster of equal devices; those that share a card have equal parts of it."""
         node = cluster.nodes[0]
         card = node.nic_bandwidth_bytes_per_s / node.gpus_per_nic
         return cls(
             node.intra_bandwidth_bytes_per_s,
             card * cluster.network.bandwidth_factor,
             node.gpu.memory_bandwidth_bytes_per_s,
+            node.intra_latency_s,
+            cluster.network.latency_s,
+            cluster.n_gpus,
             cluster.gpus_per_node,
+            min(node.n_gpus for node in cluster.kinds),
         )
 
 
-def group_bandwidth(size: Column, inner: Column, rates: Rates) -> Column:
-    """Return the bandwidth of a ring over ``size`` devices, every ``inner``-th of the order [B/s].
+class Collective(NamedTuple):
+    """How long a group of devices takes to gather, or to scatter.
 
-    Between nodes, each device of a node brings in an equal part over its own card, and the parts go round in
-    the node: times add up.
+    Parameters
+    ----------
+    byte_s
+        Time per byte of what all of them have together [s/B]. An all-reduce is a scatter and a gather.
+    start_s
+        Time that the shortest message needs [s].
+    """
+
+    byte_s: Column
+    start_s: Column
+
+
+def collective(size: Column, inner: Column, rates: Rates) -> Collective:
+    """Return the times of a group of ``size`` devices, every ``inner``-th of the order.
+
+    In a node, each device takes what the others have over the link. Between nodes, each device of a node
+    first brings in an equal part of what other nodes have over its own card, and then the parts go round in
+    the node: times add up. The node with the fewest devices of the group has the fewest cards for that: one
+    that the group begins or ends in, or a smaller last one.
     """
     link, network = rates.link * _LINK, rates.network * _NETWORK
-    local = at_least(floor(rates.gpus_per_node / inner), 1.0)
-    nodes = at_least(size / local, 1.0)
-    across = 1 / at_least((1 - 1 / nodes) / (local * network) + (local - 1) / local / link, 1e-30)
-    return where(size * inner <= rates.gpus_per_node, link, across)
+    per_node, span = rates.per_node, size * inner
+    aligned = common_divisor(per_node, span)
+    is_near = (span <= per_node) & ((aligned == span) | (rates.n_gpus <= per_node))
+    local = at_least(floor(per_node / inner), 1.0)
+    of_ends = where(span == rates.n_gpus, float(per_node), aligned)
+    fewest = at_least(floor(at_most(of_ends, float(rates.smallest)) / inner), 1.0)
+    elsewhere = at_least(1.0 - fewest / size, 0.0)
+    across = elsewhere / (fewest * network) + (local - 1.0) / local / link
+    n_nodes = at_least(ceil(size / local), 2.0)
+    return Collective(
+        where(is_near, (size - 1.0) / size / link, across),
+        where(is_near, rates.link_latency_s, rates.network_latency_s * doublings(n_nodes)),
+    )
 
 
 def weights(training: Training, grid: Grid) -> tuple[Column, Column]:
-    """Return the parameters held by a device of the fullest stage: those of experts, and all others."""
+    """Return the parameters held by a device of the fullest stage: those of experts, and all others.
+
+    That is the first one, with the embedding; where embedding and loss count as layers, it may be the second.
+    """
     model = training.model
     expert, other = 0.0, 0.0
     for run, (held, own) in zip(model.kinds, model.kind_parameters, strict=True):
@@ -235,7 +301,12 @@ def weights(training: Training, grid: Grid) -> tuple[Column, Column]:
     head = 0 if model.is_tied else model.head_parameters
     # Embedding and head lie on different stages, if there are several.
     at_ends = where(grid.pp > 1, float(max(ends, model.head_parameters)), float(ends + head))
-    return expert / (grid.ep * grid.expert_cut * grid.pp), other / (grid.tp * grid.pp) + at_ends / grid.tp
+    experts, others, at_ends = expert / (grid.ep * grid.expert_cut), other / grid.tp, at_ends / grid.tp
+    first, second = grid.shares_of_stages(model)
+    is_first = (experts + others) * first + at_ends >= (experts + others) * second
+    return experts * where(is_first, first, second), where(
+        is_first, others * first + at_ends, others * second
+    )
 
 
 class _Routed(NamedTuple):
@@ -249,8 +320,8 @@ class _Routed(NamedTuple):
         Matrix products of one of them [s].
     moved
         Traffic through memory of a pass, of permuted tokens and weights [B].
-    sent, sent_s
-        Tokens sent to experts and back [B], and how long a byte takes [s].
+    sent, sent_s, start_s
+        Tokens sent to experts and back [B], how long a byte takes, and the shortest message both ways [s].
     """
 
     here: Column
@@ -258,6 +329,7 @@ class _Routed(NamedTuple):
     moved: Column
     sent: Column
     sent_s: Column
+    start_s: Column
 
     @classmethod
     def of(
@@ -287,12 +359,12 @@ class _Routed(NamedTuple):
         width = 1.5 if training.is_narrow else 2.0
         # A token goes once to every node that has one of its experts, and from there over the fast link.
         # Its groups of experts are on some nodes alone: a part of all, or as many as they meet by chance.
-        open_nodes = nodes = at_least(grid.ep / rates.gpus_per_node, 1.0)
+        open_nodes = nodes = at_least(grid.ep / rates.per_node, 1.0)
         if ffn.reach < 1:
             met = nodes * (1.0 - power(1.0 - 1.0 / nodes, ffn.groups_per_token))
             open_nodes = where(nodes >= ffn.n_groups, nodes * ffn.reach, met)
         visited = open_nodes * (1.0 - power(1.0 - 1.0 / open_nodes, ffn.per_token))
-        inside = at_most(grid.ep, rates.gpus_per_node)
+        inside = at_most(grid.ep, float(rates.per_node))
         open_devices = at_least(grid.ep * ffn.reach, 1.0)
         near = at_most(open_devices, float(ffn.per_token)) * (1.0 - 1.0 / inside)
         far = visited * (1.0 - 1.0 / nodes)
@@ -304,6 +376,9 @@ class _Routed(NamedTuple):
             moved=permuted + read,
             sent=2.0 * tokens / tp * hidden * width,
             sent_s=near_s + far_s,
+            start_s=2.0
+            * (grid.ep > 1)
+            * where(nodes > 1, float(rates.network_latency_s), float(rates.link_latency_s)),
         )
 
 
@@ -316,7 +391,7 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     model, rates, gpu = training.model, Rates.of(cluster), cluster.nodes[0].gpu
     peak, peak16 = gpu.sustained_peak(training.precision), gpu.sustained_peak(training.core_precision)
     share, half = gpu.sustained.products[training.precision]
-    attention_shares, link_latency_s = gpu.sustained.attention, cluster.nodes[0].intra_latency_s
+    attention_shares = gpu.sustained.attention
     memory = rates.memory * _STREAMING
     bytes_per, is_narrow = training.element_bytes, training.is_narrow
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
@@ -333,29 +408,38 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             passes = passes + 1.0 + half / tokens
         return 2.0 * tokens * out * size * passes / (peak * share)
 
-    link, ring = group_bandwidth(tp, 1.0, rates), group_bandwidth(cp, tp, rates)
+    tensor, ring = collective(tp, 1.0, rates), collective(cp, tp, rates)
+    n_encoded, encoder_tokens = (
+        model.tokens(model.layers[0], training.seq),
+        grid.tokens(training, model.layers[0]),
+    )
     for run in model.kinds:
         seq = model.tokens(run, training.seq) * training.computed_share
         tokens = grid.tokens(training, run)
         n = float(run.n_layers)
         dense: Column = 0.0
-        for part in (run.attention, run.cross_attention, run.recurrent):
+        for part, is_cross in ((run.attention, False), (run.cross_attention, True), (run.recurrent, False)):
             if part is None:
                 continue
-            for out, inner, is_divided in part.products(model.hidden):
+            projections = [(*each, tokens) for each in part.products(model.hidden)]
+            if isinstance(part, Attention) and is_cross:  # keys and values are those of the encoder's tokens
+                out, inner, is_divided, _ = projections[0]
+                projections[0] = out - part.key_size, inner, is_divided, tokens
+                projections.append((part.key_size, inner, is_divided, encoder_tokens))
+            for out, inner, is_divided, projected in projections:
                 # Heads divide the longer side of a projection.
                 divide = tp if is_divided else 1.0
                 if out >= inner or (isinstance(part, Attention) and part.latent is not None):
-                    dense = dense + products_s(out / divide, float(inner), tokens, again)
+                    dense = dense + products_s(out / divide, float(inner), projected, again)
                 else:
-                    dense = dense + products_s(float(out), inner / divide, tokens, again)
+                    dense = dense + products_s(float(out), inner / divide, projected, again)
             if isinstance(part, Recurrent):
                 n_terms["scan"] += (
                     n * _scan_s(part, training, tokens, seq, cluster) / tp * (_SCAN_PASSES + grid.full)
                 )
                 continue
-            keys = model.tokens(model.layers[0], training.seq) if part is run.cross_attention else None
-            core = grid.micro_batch * part.core_flop(round(seq), keys) / (tp * cp)
+            core_flop = part.core_flop(round(seq), n_encoded if is_cross else None)
+            core = grid.micro_batch * core_flop / (tp * cp)
             passes = _CORE_PASSES + again_core
             is_odd = part.head_dim % 8 != 0
             if stack.attention == "unfused":
@@ -373,17 +457,16 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                 in_core = core / (peak16 * reached * small * seq / (seq + length))
                 n_terms["attention"] += n * in_core * passes
             sent_heads = part.heads if stack.repeats_keys else part.kv_heads
-            n_terms["context"] += (
-                n * 3.0 * (cp - 1) * tokens * sent_heads / tp * (part.head_dim + part.value_dim)
-                * bytes_per / ring
-            ) * (cp > 1)  # fmt: skip
+            sent = cp * tokens * sent_heads / tp * (part.head_dim + part.value_dim) * bytes_per
+            n_terms["context"] += n * 3.0 * (sent * ring.byte_s + ring.start_s) * (cp > 1)
         # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
         scores: Column = 0.0
         mixed = 0.0  # channels that attention and recurrent part read and write
-        if (attention := run.attention) is not None:
-            mixed = 3.0 * attention.heads * attention.head_dim + 3.0 * attention.gate_size
-            if stack.attention == "unfused":
-                scores = _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seq * tokens
+        for attention, seen in ((run.attention, seq), (run.cross_attention, float(n_encoded))):
+            if attention is not None:
+                mixed += 3.0 * attention.heads * attention.head_dim + 3.0 * attention.gate_size
+                if stack.attention == "unfused":
+                    scores += _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seen * tokens
         if run.recurrent is not None:
             mixed += run.recurrent.streamed
         size, mats = run.ffn_size, run.ffn.n_matrices if run.ffn else 0
@@ -401,7 +484,7 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                 / memory * passes
             )  # fmt: skip
         # Outputs of attention and of a recurrent part beside it are added before they are reduced.
-        reductions: Column = float(run.n_halves - (run.ffn is not None)) + (run.cross_attention is not None)
+        reductions: Column = float(run.n_halves - (run.ffn is not None))
         if isinstance(run.ffn, Experts):
             ffn = run.ffn
             if ffn.shared_size:
@@ -415,7 +498,7 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             n_terms["experts"] += n * one.here * one.products_s * stack.expert_share
             n_terms["expert_traffic"] += n * one.moved / memory * passes * stack.expert_share
             n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
-            n_terms["dispatch"] += n * one.sent * one.sent_s * (2.0 + again)
+            n_terms["dispatch"] += n * (one.sent * one.sent_s + one.start_s) * (2.0 + again)
         elif run.ffn is not None:
             dense = (
                 dense
@@ -424,27 +507,27 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             )
             reductions = reductions + 1.0
         n_terms["products"] += n * dense
-        volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
+        volume = reductions * 2.0 * tokens * hidden * bytes_per
         if run.recurrent is not None and run.recurrent.kind == "selective":
             # Time steps, keys and queries follow from all channels (Dao & Gu 2024, section 8.1).
             small = run.recurrent.rank + 2.0 * run.recurrent.state_dim
-            reductions, volume = reductions + 1.0, volume + 2.0 * (tp - 1) / tp * tokens * small * bytes_per
-        moved_s = n * (volume / link + reductions * link_latency_s) * (2.0 + again) * (tp > 1)
+            reductions, volume = reductions + 1.0, volume + 2.0 * tokens * small * bytes_per
+        moved_s = n * (volume * tensor.byte_s + reductions * tensor.start_s) * (2.0 + again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
         if stack.regathers_inputs:
             # Of the input of each pair of products a device keeps its part, and gathers the rest once more
             # beside the gradient of that input (Korthikanti et al. 2022, section 4.2.2).
-            half_s = n * (volume / 2.0 / link + reductions * link_latency_s) * (tp > 1)
+            half_s = n * (volume / 2.0 * tensor.byte_s + reductions * tensor.start_s) * (tp > 1)
             n_terms["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
-        n_kernels = sum(part is not None for part in (run.attention, run.recurrent, run.ffn)) / 2
+        parts = (run.attention, run.cross_attention, run.recurrent, run.ffn)
+        n_kernels = sum(part is not None for part in parts) / 2
         n_terms["launches"] += n * stack.launched_share * (gaps_s * n_kernels) * passes
 
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
-    chunks = pp * grid.interleave
-    uneven = ceil(items / chunks) * chunks / items
+    uneven = grid.items_per_stage(model) * pp / items
     ramp = (pp - 1) / grid.interleave * where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
     repeats = (count * uneven + ramp) / pp
     terms = {name: values * repeats for name, values in n_terms.items()}
@@ -534,10 +617,11 @@ def _add_transfers(
     network, memory = rates.network * _NETWORK, rates.memory * _STREAMING
     tokens = grid.tokens(training, model.layers[-1])
     sent = tokens * model.hidden / grid.undivided * bytes_per
-    is_near = grid.dp * grid.tp * grid.cp * grid.pp <= rates.gpus_per_node
+    is_near = grid.dp * grid.tp * grid.cp * grid.pp <= rates.per_node
     rate = where(is_near, rates.link * _LINK, network)
+    start_s = where(is_near, float(rates.link_latency_s), float(rates.network_latency_s))
     crossings = 2.0 * grid.interleave * (count + grid.pp - 1)
-    terms["stages"] = (grid.pp > 1) * crossings * sent / rate
+    terms["stages"] = (grid.pp > 1) * crossings * (sent / rate + start_s)
     terms["step"] = _STEP_S
 
     expert, other = weights(training, grid)
@@ -548,19 +632,24 @@ def _add_transfers(
     exchanged: Column = 0.0
     sharded: Column = 0.0
     states: Column = 0.0
+    layers = model.n_layers / grid.pp  # each has collectives of its own
+    # Sharded gradients are scattered in every micro-batch, others once.
+    scatters = where(grid.zero == 2, count, 1.0)
     # Devices with the same experts are fewer than those with the same other part, and further apart.
     for held, peers, shard, apart in (
         (other, grid.peers, grid.shard, grid.tp),
         (expert, grid.expert_peers, grid.expert_shard, grid.ep * grid.expert_cut),
     ):
-        trained, share = trains * held, (peers - 1) / peers
-        plain = 2.0 * share * trained * gradient
-        partitioned = share * trained * (gradient + bytes_per)
-        exchanged += where(grid.zero == 0, plain, partitioned) / group_bandwidth(peers, apart, rates)
-        gathered = rounds * (shard - 1) / shard * (2.0 * held + trained) * bytes_per
+        trained = trains * held
+        plain, partitioned = 2.0 * trained * gradient, trained * (scatters * gradient + bytes_per)
+        among, among_shards = collective(peers, apart, rates), collective(shard, apart, rates)
+        messages = layers * trains * (1.0 + scatters) * (held > 0) * (peers > 1)
+        exchanged += where(grid.zero == 0, plain, partitioned) * among.byte_s + messages * among.start_s
+        gathered = rounds * (2.0 * held + trained) * bytes_per
+        messages = layers * rounds * (2.0 + trains) * (held > 0) * (shard > 1)
         groups = peers / shard
         between = 2.0 * (groups - 1) / groups * trained / shard * gradient / network
-        sharded += gathered / group_bandwidth(shard, apart, rates) + between
+        sharded += gathered * among_shards.byte_s + messages * among_shards.start_s + between
         states += trained * 16.0 / where(grid.zero >= 1, shard, 1.0)
     exchanged, sharded = exchanged * (grid.zero < 3), sharded * (grid.zero == 3)
     trained = trains * (expert + other)
@@ -570,7 +659,7 @@ def _add_transfers(
     if "scan" in terms:
         computed = computed + terms["scan"]
     terms["gradients"] = exchanged
-    terms["gradients_beyond"] = at_least(exchanged - _WINDOW * computed / count, 0.0)
+    terms["gradients_beyond"] = at_least(exchanged - _WINDOW * computed * scatters / count, 0.0)
     terms["shards"] = sharded
     terms["shards_beyond"] = at_least(sharded - _SHARD_WINDOW * computed, 0.0)
     terms["optimizer"] = (4.0 * trained + 1.5 * states) / memory
