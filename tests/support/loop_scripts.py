@@ -850,8 +850,17 @@ def wrong(run, kind):
         arguments |= {"model": model, "optimizers": optimizer}
     if kind == "thawed":
         model.bias.requires_grad_(False)
-    if kind == "late group":
+    if kind in ("late group", "grown group"):
         arguments["optimizers"] = optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    if kind == "scheduler in a turn":
+        arguments["schedulers"] = scheduler = warm_up(optimizer)
+    if kind == "batches":
+        sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(Rows()), 4, False)
+        arguments["data"] = torch.utils.data.DataLoader(Rows(), batch_sampler=sampler)
+    if kind == "history":
+        history = []
+    if kind == "number of turns":
+        total = 0.0
     if kind == "carried":
         carried = torch.zeros(CLASSES)
     if kind == "shared number":
@@ -900,6 +909,14 @@ def wrong(run, kind):
             if kind == "shared in a turn":
                 with torch.no_grad():
                     other.weight += 1
+            if kind == "scheduler in a turn":
+                scheduler.step()
+            if kind == "rate in a turn":
+                optimizer.param_groups[0]["lr"] *= 0.9
+            if kind == "state in a turn":
+                loop.state["seen"] = loop.state.get("seen", 0) + 1
+            if kind == "number of turns":
+                total += 1.0
             if kind == "loop in a turn":
                 next(iter(loop))
         if kind == "no step":
@@ -916,13 +933,33 @@ def wrong(run, kind):
             mini_batch.reported("accuracy")
         mini_batch.step(optimizer)
         if kind == "late group":
-            optimizer.add_param_group({"params": [model.bias], "lr": 0.01})
+            optimizer.add_param_group({"params": list(other.parameters())})
+        if kind == "grown group":
+            optimizer.param_groups[0]["params"].append(model.bias)
+        if kind == "history":
+            history.append(loss.detach())
         if kind == "hidden average":
             follow(average, model)
         if kind == "hidden number":
             total += 1.0
         if kind == "some stop" and dist.is_initialized() and "1" in str(id_of_process()):
             break
+
+
+def regrouped(run, is_known):
+    """A bias that a group of its own trains from the third mini-batch on, maybe known to a restart."""
+    model, _ = plain_parts()
+    optimizer = torch.optim.SGD([model.weight], lr=0.1, momentum=0.9)
+    late = {"params": [model.bias], "lr": 0.05}
+    if is_known and run.step >= 2:
+        optimizer.add_param_group(late)
+    loop = run.loop(model, optimizers=optimizer, data=Rows())
+    for mini_batch in loop:
+        for inputs, targets in mini_batch:
+            mini_batch.backward(F.cross_entropy(model(inputs), targets))
+        mini_batch.step(optimizer)
+        if loop.step == 2:
+            optimizer.add_param_group(late)
 
 
 def id_of_process():

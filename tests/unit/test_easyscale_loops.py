@@ -48,6 +48,7 @@ BEFORE = {
     "replacement": "a DataLoader with a RandomSampler with replacement=True; expected shuffle=True",
     "fewer samples": "a DataLoader with a RandomSampler with another number of samples; expected shuffle",
     "own order": "a DataLoader with a RandomSampler with a generator; expected shuffle=True",
+    "batches": "data is a DataLoader with a batch_sampler; expected batch_size",
     "own loader": "data is a Doubling, a DataLoader with an __iter__ of its own; expected a plain",
     "synchronised": "module 1 is a SyncBatchNorm, which communicates within a forward pass",
     "shared number": "shared 'average' is a float; expected an object with state_dict",
@@ -63,7 +64,7 @@ WITHIN = {
     "left": "the turns were left in that of logical worker 0",
     "clip in a turn": "the gradient of bias was changed in the turn of a logical worker",
     "step in a turn": "optimizer steps in the turn of a logical worker",
-    "shared in a turn": "the turn of a logical worker changes shared 'average'",
+    "shared in a turn": "the turn of a logical worker changes shared average, which all share",
     "loop in a turn": "a second iteration of the loop began inside the first",
     "no step": "ended in mini-batch 1 without mini_batch.step",
     "unsummed": "optimizer steps before the gradients are summed",
@@ -72,8 +73,13 @@ WITHIN = {
     "unreported": "no turn reported 'accuracy'; expected loss",
     "sparse": "parameter weight has a sparse gradient",
     "thawed": "parameter bias got a gradient but required none when the run began",
-    "late group": r"optimizer got other parameter groups in training \(\[1, 1\] parameters, and \[1\]",
-    "carried": "variable carried of wrong changes in the loop, and no checkpoint holds it",
+    "late group": "optimizer got 2 parameter groups in training, and had 1, one of them with a parameter",
+    "grown group": "the parameters in a group of optimizer changed in training",
+    "scheduler in a turn": "the turn of a logical worker changes optimizer, which all share",
+    "rate in a turn": "the turn of a logical worker changes optimizer, which all share",
+    "state in a turn": r"the turn of a logical worker changes loop\.state, which all share",
+    "history": "variable history of wrong changes in the loop, and no checkpoint holds it",
+    "carried": "variable carried of wrong changes in turns, and all logical workers of a process share it",
     "hidden average": "variable average of wrong changes in the loop, and no checkpoint holds it",
 }
 
@@ -102,8 +108,24 @@ def test_a_loss_over_all_processes_is_refused_by_name(tmp_path):
 def test_a_number_that_a_restart_would_lose_is_a_warning(tmp_path, caplog):
     trainer(tmp_path, "wrong", kind="hidden number").run(2, "0,1")
     assert "variable total of wrong changes in the loop, and no checkpoint holds it" in caplog.text
+    caplog.clear()
+    trainer(tmp_path / "turns", "wrong", kind="number of turns").run(2, "0,1")
+    assert (
+        "variable total of wrong changes in turns, and all logical workers of a process share" in caplog.text
+    )
+    assert "no checkpoint holds it" not in caplog.text
     trainer(tmp_path / "class", "fitted").run(2, "0,1")
     assert "variable self of fit changes in the loop, and no checkpoint holds it" in caplog.text
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_restart_has_the_groups_that_an_optimizer_got_in_training(tmp_path, is_known):
+    whole = trainer(tmp_path / "whole", "regrouped", is_known=False).run(5, "0,1", hash_every=1)
+    options = {"is_known": is_known}
+    trainer(tmp_path / "parts", "regrouped", **options).run(3, "0,1", hash_every=1)
+    assert bits(trainer(tmp_path / "parts", "regrouped", **options).run(5, "0/1", hash_every=1)) == bits(
+        whole
+    )
 
 
 def test_layers_that_turns_leave_out_are_a_warning_unless_the_job_expects_them(tmp_path, caplog):

@@ -265,6 +265,7 @@ class TrainingLoop:
             pool.move(generation.loader_states(positions))
             self._data = pool
         self._variables = Variables(modules, parts.known_ids() | {id(self), id(data), id(collate)})
+        self._hosted.variables = self._variables
         self._word_sum = WordSum(parts.model.parameters())
         self._at_start: int | None = int(self._word_sum())
         with own_communication():

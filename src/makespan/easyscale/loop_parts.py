@@ -90,7 +90,9 @@ class LoopParts:
             if not named:
                 raise InputError(f"run.loop got no {what}; expected one at least")
         self._check_models(device)
-        self.models_of = {name: self._models_of(name) for name in self.optimizers}
+        self._trained: dict[str, tuple[int, list[str]]] = {}
+        for name in self.optimizers:
+            self.models_of(name)
         self._check_schedulers()
         for name, each in self.shared.items():
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
@@ -127,8 +129,16 @@ class LoopParts:
                     )
             seen |= dict.fromkeys(map(id, model.parameters()), name or "model")
 
+    def models_of(self, name: str) -> list[str]:
+        """Return the names of the models that an optimizer trains, also by groups that it gets later."""
+        n_groups = len(self.optimizers[name].param_groups)
+        known, models = self._trained.get(name, (0, []))
+        if known != n_groups:
+            models = self._models_of(name)
+            self._trained[name] = n_groups, models
+        return models
+
     def _models_of(self, name: str) -> list[str]:
-        """Return the names of the models that an optimizer trains."""
         label, optimizer, found = f"optimizer {name}".rstrip(), self.optimizers[name], set[str]()
         if type(optimizer).__module__.startswith("torch.distributed."):
             raise InputError(
@@ -258,6 +268,12 @@ def _fields_of_loader(loader: "DataLoader[Any]", job: ElasticJob) -> tuple[Any, 
             f"data is a DataLoader with a {type(sampler).__name__} with {name}; expected shuffle=True or "
             f"False, because the loop deals out samples as DistributedSampler does, or {_STREAM}"
         )
+    if loader.batch_size is None:
+        what = "without batch_size" if loader.batch_sampler is None else "with a batch_sampler"
+        raise InputError(
+            f"data is a DataLoader {what}; expected batch_size, because the loop deals out samples as "
+            f"DistributedSampler does, or {_STREAM}"
+        )
     pairs = {
         "micro_batch_size": (loader.batch_size, job.micro_batch_size),
         "n_loaders": (loader.num_workers, job.n_loaders),
@@ -300,6 +316,8 @@ class Variables:
     def __init__(self, modules: Sequence[ModuleType], known: set[int]) -> None:
         self._comparison = StateComparison(modules, known)
         self._before: dict[str, Any] = {}
+        self._at_turn: dict[str, Any] = {}
+        self._of_turns = set[str]()  # that turns have changed
 
     def _values(self, frame: FrameType | None, names: Collection[str] | None = None) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -316,12 +334,32 @@ class Variables:
         """Record all variables before the first mini-batch."""
         self._before = self._values(frame)
 
+    def before_turn(self, frame: FrameType) -> None:
+        """Record the variables that there were before the first mini-batch."""
+        self._at_turn = self._values(frame, self._before)
+
+    def after_turn(self, frame: FrameType) -> set[str]:
+        """Return notices of plain values that a turn changed; objects with tensors raise an `InputError`."""
+        notices = set[str]()
+        for label, now in self._values(frame, self._at_turn).items():
+            before = self._at_turn[label]
+            if before is ABSENT or self._before[label] is ABSENT or same_value(before, now):
+                continue
+            problem = f"{label} changes in turns, and all logical workers of a process share it"
+            if self._comparison.differs_in_tensors(before, now):
+                raise InputError(
+                    f"{problem}; expected a buffer or an attribute of the model, of which each has its own"
+                )
+            self._of_turns.add(label)
+            notices.add(f"{problem}; an attribute of the model belongs to each of them")
+        return notices
+
     def changes(self, frame: FrameType) -> set[str]:
         """Return notices of plain values that changed; objects with tensors raise an `InputError`."""
         notices = set[str]()
         for label, now in self._values(frame, self._before).items():
             before = self._before[label]
-            if same_value(before, now) or before is ABSENT:
+            if same_value(before, now) or before is ABSENT or label in self._of_turns:
                 continue
             problem = f"{label} changes in the loop, and no checkpoint holds it"
             if self._comparison.differs_in_tensors(before, now):

@@ -5,6 +5,7 @@ runs once per process, in a state that is the same in all of them: `Contexts.ope
 the end of a pass to the next one, unless somebody needs a context in between.
 """
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from makespan.easyscale.hosting import (
 )
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
-from makespan.easyscale.loop_parts import LoopParts
+from makespan.easyscale.loop_parts import LoopParts, Variables
 from makespan.easyscale.randomness import value_sha
 from makespan.easyscale.reduction import HostCopies, Reduction, Steps, synchronize
 from makespan.easyscale.user_state import UserState
@@ -163,6 +164,7 @@ class LoopESTs:
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
         self.state_names = set(parts.model.state_dict())
         self.local_notices = set[str]()
+        self.variables: Variables | None = None  # of user code around the loop
         self._number, self._pass, self._calls, self._watches = 0, 0, 0, False
         self._live: int | None = None  # EST whose turn it is
         self._left: int | None = None  # EST in whose turn a pass was left
@@ -280,6 +282,8 @@ class LoopESTs:
                     shared = self._shared_hashes() if self._watches else {}
                     if self._watches:
                         self._checks.before_turn()
+                        if self.variables is not None:
+                            self.variables.before_turn(sys._getframe(1))
                     for gradients in self._gradients.values():
                         gradients.begin(rank)
                     self._live, self._calls = rank, 0
@@ -287,6 +291,8 @@ class LoopESTs:
                         if rank not in self._batches:
                             self._batches[rank] = to_device(self._fetch(rank), self._device)
                         yield self._batches[rank]
+                        if self._watches and self.variables is not None:
+                            self.local_notices |= self.variables.after_turn(sys._getframe(1))
                     except GeneratorExit:
                         self._left = rank
                         raise
@@ -328,15 +334,20 @@ class LoopESTs:
         self._reports[rank] |= {name: torch.as_tensor(value).detach() for name, value in numbers.items()}
 
     def _shared_hashes(self) -> dict[str, str]:
-        return {name: value_sha(each.state_dict()) for name, each in self._parts.shared.items()}
+        """Return hashes of what all logical workers share besides models, by its name in a checkpoint."""
+        return {
+            name: value_sha(each.state_dict(), by_sum=True)
+            for name, each in self._parts.states.items()
+            if each is not None and each is not self._parts.last
+        }
 
     def _check_shared(self, before: Mapping[str, str]) -> None:
         """Reject changes of shared state in a turn, because they depend on the mapping."""
         now = self._shared_hashes()
         if changed := [name for name, value in before.items() if now[name] != value]:
             raise InputError(
-                f"the turn of a logical worker changes shared {changed[0]!r}; expected changes outside of "
-                "the turns, or a buffer of the model"
+                f"the turn of a logical worker changes {changed[0]}, which all share; expected changes "
+                "outside of the turns, or a buffer or an attribute of the model, of which each has its own"
             )
 
     def _drop_gradients(self) -> None:
@@ -354,7 +365,7 @@ class LoopESTs:
         )
 
     def _is_summed(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self._summed.issuperset(self._parts.models_of[self._name_of(optimizer)])
+        return self._summed.issuperset(self._parts.models_of(self._name_of(optimizer)))
 
     def sum(self, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients of the models of an optimizer, unless that is done."""
@@ -366,7 +377,7 @@ class LoopESTs:
                 "'for batch in mini_batch'"
             )
         with own_communication():
-            for model in self._parts.models_of[name]:
+            for model in self._parts.models_of(name):
                 if model not in self._summed:
                     self._together.tell("sum")
                     self._together.over(self._gradients[model].sum())

@@ -363,7 +363,7 @@ class RecoveringProcess(Generation):
 
     def finish(self, batch: MiniBatchResult, *, stops: bool = False) -> None:
         """Check and record a mini-batch."""
-        self.parts.check_groups()
+        self.parts.groups(may_grow=self.shards is None)
         self.done += 1
         self.hold()
         for step in [step for step in self.contexts if step < self.done]:

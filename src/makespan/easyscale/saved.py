@@ -79,32 +79,61 @@ class SharedParts:
     model: nn.Module
     states: Mapping[str, Any]
     compared: Sequence[str] = ()
-    _group_sizes: dict[str, list[int]] = field(init=False)
+    _group_names: dict[str, list[list[str]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._group_sizes = self._sizes()
+        self._group_names = self._named_groups()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """All optimizers."""
-        return [each for each in self.states.values() if isinstance(each, torch.optim.Optimizer)]
+        return list(self._optimizers().values())
 
-    def _sizes(self) -> dict[str, list[int]]:
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {name: each for name, each in self.states.items() if isinstance(each, torch.optim.Optimizer)}
+
+    def _named_groups(self) -> dict[str, list[list[str]]]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
-            name: [len(group["params"]) for group in each.param_groups]
-            for name, each in self.states.items()
-            if isinstance(each, torch.optim.Optimizer)
+            name: [[names.get(id(each), "") for each in group["params"]] for group in one.param_groups]
+            for name, one in self._optimizers().items()
         }
 
-    def check_groups(self) -> None:
-        """Reject parameter groups that were added in training: a restart would build none."""
-        for name, sizes in self._sizes().items():
-            if sizes != self._group_sizes[name]:
+    def groups(self, *, may_grow: bool = True) -> dict[str, list[list[str]]]:
+        """Return the names of the parameters in the groups of each optimizer.
+
+        Raises
+        ------
+        makespan.errors.InputError
+            Groups were added in training though they may not grow, or one was changed in another way.
+        """
+        for name, one in self._optimizers().items():
+            before, sizes = self._group_names[name], [len(group["params"]) for group in one.param_groups]
+            if sizes == [len(group) for group in before]:
+                continue
+            now = self._named_groups()[name]
+            problem = f"{name} got {len(now)} parameter groups in training, and had {len(before)}"
+            if not may_grow:
+                raise InputError(f"{problem}; expected all groups from the start where zero_stage is 1")
+            if now[: len(before)] != before:
                 raise InputError(
-                    f"{name} got other parameter groups in training ({sizes} parameters, and "
-                    f"{self._group_sizes[name]} when it was built), which a restart would not give it; "
-                    "expected all groups from the start, for example with lr=0 until they are trained"
+                    f"the parameters in a group of {name} changed in training; expected another group for "
+                    "them, by add_param_group"
                 )
+            if any("" in group for group in now):
+                raise InputError(
+                    f"{problem}, one of them with a parameter that no model has; expected parameters of the "
+                    "models"
+                )
+            self._group_names[name] = now
+        return self._group_names
+
+    def add_groups(self, saved: Mapping[str, Sequence[Sequence[str]]]) -> None:
+        """Give optimizers the groups that they got in training, before their states are loaded."""
+        parameters = dict(self.model.named_parameters())
+        for name, one in self._optimizers().items():
+            for group in saved.get(name, [])[len(one.param_groups) :]:
+                one.add_param_group({"params": [parameters[each] for each in group]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +236,7 @@ def shared_values(parts: SharedParts, hosted: Hosted, *, records: bool = True) -
     }
     return {
         **states,
+        "groups": parts.groups(),
         "bucket_map": hosted.layout(),
         "late_buffers": hosted.contexts.late_buffers,
         "frozen": [name for name, parameter in parts.model.named_parameters() if not parameter.requires_grad],
@@ -296,6 +326,7 @@ def bind_late_buffers(
 
 def load_states(parts: SharedParts, shared: Mapping[str, Any]) -> None:
     """Load optimizer, scheduler and the like from `shared_values`."""
+    parts.add_groups(shared.get("groups", {}))
     for name, each in parts.states.items():
         if isinstance(each, torch.optim.Optimizer):
             load_optimizer(each, shared[name])

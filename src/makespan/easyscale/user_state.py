@@ -498,8 +498,19 @@ class StateComparison:
         if isinstance(before, dict) and isinstance(now, dict):
             return any(self.differs_in_tensors(each, now.get(key)) for key, each in before.items())
         if isinstance(before, list | tuple) and type(before) is type(now):
-            return any(map(self.differs_in_tensors, before, now))
+            added = now[len(before) :]
+            return any(map(self.differs_in_tensors, before, now)) or any(map(_has_tensors, added))
         return False
+
+
+def _has_tensors(value: Any) -> bool:
+    """Return True if a captured value has a tensor, a generator or the state of an optimizer."""
+    if isinstance(value, dict):
+        return any(map(_has_tensors, value.values()))
+    if isinstance(value, list | tuple):
+        is_marked = len(value) > 0 and type(value[0]) is str and value[0] in ("stepper", "random")
+        return is_marked or any(map(_has_tensors, value))
+    return isinstance(value, Tensor)
 
 
 def _is_plain(defaults: Any) -> bool:

@@ -276,7 +276,7 @@ class Generation:
 
         ``stops`` ends the run here, in all processes.
         """
-        self.parts.check_groups()
+        self.parts.groups(may_grow=self.shards is None)
         self.done += 1
         # A signal may reach only some processes in time, so the strongest answer counts for all.
         self.ending = Ending.STOPPED if stops else Ending(batch.ending)
