@@ -17,7 +17,7 @@ from makespan.planning import model_types, read_model
 
 pytestmark = pytest.mark.hf
 
-BUFFERS = {"deepseek_v3", "glm4_moe", "dots1", "solar_open", "nemotron_h", "lfm2_moe"}
+BUFFERS = {"deepseek_v3", "glm4_moe", "dots1", "solar_open", "nemotron_h", "lfm2_moe", "minimax_m2"}
 """Families whose routers have selection biases that transformers keeps as buffers."""
 ALIKE = (
     "output_",
@@ -77,7 +77,9 @@ def test_a_family_has_the_parameters_of_transformers_with_each_of_its_switches(k
                 assert found == expected, name
 
 
-@pytest.mark.parametrize("kind", ["cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3"])
+@pytest.mark.parametrize(
+    "kind", ["cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "modernbert", "olmo3"]
+)
 def test_windows_that_a_file_leaves_out_are_those_of_transformers(kind, tmp_path):
     config = config_of(kind, num_hidden_layers=9)
     whole = read(tmp_path, config)
