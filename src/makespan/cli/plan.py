@@ -186,7 +186,8 @@ def plan_command(
     if form == "csv":
         say_rows(found.table().to_dict("records"), "csv")
     elif form == "json":
-        say(json_text([describe(one) for one in found.best]))
+        rows = zip(found.best, found.table().to_dict("records"), strict=True)
+        say(json_text([{**row, **describe(one)} for one, row in rows]))
     else:
         _say_plans(found)
 
@@ -194,7 +195,8 @@ def plan_command(
 def _say_plans(found: "Plans") -> None:
     pricer, best = found.pricer, found.best[0]
     _say_run(pricer)
-    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit; the best to choose:")
+    further = f", {found.n_ran} more ran" if found.n_ran else ""
+    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit{further}; the best to choose:")
     say(
         f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}"
         f"  {'regret':>6}  layout"
@@ -210,6 +212,8 @@ def _say_plans(found: "Plans") -> None:
         notes = []
         if (ran_s := pricer.measured_s(one.layout)) is not None:
             notes.append(f"measured at {_time(ran_s)} s")
+        if one.reason:
+            notes.append(one.reason)
         if one is not best:
             if reason := one.over(best):
                 notes.append(f"slower by {reason}")
@@ -226,19 +230,24 @@ def _say_plans(found: "Plans") -> None:
 
 def say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
     """Print the step and the memory of one layout by what they are made of."""
+    ran_s = pricer.measured_s(one.layout)
+    values = {**describe(one), "measured_s": ran_s}
     if form == "csv":
-        say_rows([{key: value for key, value in describe(one).items() if not isinstance(value, dict)}], "csv")
+        say_rows([{key: value for key, value in values.items() if not isinstance(value, dict | list)}], "csv")
         return
     if form == "json":
-        say(json_text({**describe(one), "is_feasible": one.is_feasible}))
+        say(json_text(values))
         return
     _say_run(pricer)
-    state = "fits" if one.is_feasible else "does not fit"
+    state = "fits into" if not one.reason else "ran on" if one.is_feasible else "does not fit into"
     say(
         f"dp{one.layout.dp} {one.layout.text}: {_time(one.step_s)} s a step ({_time(one.low_s)} to "
         f"{_time(one.high_s)} s), {one.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, MFU {one.mfu:.1%}; "
-        f"{state} into {pricer.cluster.gpu.sustained.memory_bytes / GIB:.0f} GiB"
+        f"{state} {pricer.cluster.gpu.sustained.memory_bytes / GIB:.0f} GiB"
     )
+    if notes := [*([] if ran_s is None else [f"measured at {_time(ran_s)} s"]), *filter(None, [one.reason])]:
+        text = "; ".join(notes)
+        say(f"{text[0].upper()}{text[1:]}.")
     _say_terms(one)
 
 

@@ -3,8 +3,8 @@
 `read_model` accepts four kinds of files:
 
 - ``config.json`` of the library transformers, or the folder that holds it;
-- arguments of Megatron-LM for a GPT or BERT: command-line options in a text file or script, or the same names in
-  YAML or JSON;
+- arguments of Megatron-LM for a GPT or BERT: command-line options in a text file or script, or the same names
+  in YAML or JSON;
 - a training configuration of torchtitan in TOML (``[model]`` with ``name`` and ``flavor``);
 - our own TOML, whose fields are those of `makespan.planning.Architecture`::
 
