@@ -470,7 +470,11 @@ def _lines_of_rows(path: Path) -> list[int]:
 )
 @click.option("--price", type=real(1e6, "no GPU costs more"), default=0.0, help="Dollars for a GPU and hour.")
 @click.option(
-    "--most", type=whole(1, 65536, "no cluster has more"), default=4096, show_default=True, help="Most GPUs."
+    "--most",
+    type=whole(1, 65536, "no cluster has more"),
+    default=4096,
+    show_default=True,
+    help="Most GPUs; this number, powers of two, and numbers between those around the deadline are tried.",
 )
 @run_options
 @form_options
@@ -496,11 +500,18 @@ def size_command(
         raise InputError("--budget needs --price, the dollars for a GPU and hour; expected both")
     training = _training(model, seq, batch, precision)
     table = size_clusters(
-        training, kind, software(stack), tokens=tokens, most_gpus=most, usd_per_gpu_hour=price
+        training,
+        kind,
+        software(stack),
+        tokens=tokens,
+        most_gpus=most,
+        usd_per_gpu_hour=price,
+        most_days=days or (math.inf if usd else None),
     )
     if not len(table):
         raise InfeasiblePlanError(
-            f"{training.model.name} fits on no number of {kind} up to {most}; expected more GPUs"
+            f"{training.model.name} fits on no number of {kind} up to {most} that was tried (powers of two, "
+            f"and {most}); expected more GPUs"
         )
     in_time = table["days"] <= (days or math.inf)
     within = table["usd"].fillna(0.0) <= (usd or math.inf)
@@ -508,7 +519,10 @@ def size_command(
     if form:
         say_rows(table.to_dict("records"), form)
         return
-    say(f"{training.model.name} on {tokens:.3g} tokens, {kind}, stack {stack}, batch {batch} x {seq}:")
+    say(
+        f"{training.model.name} on {tokens:.3g} tokens, {kind}, stack {stack}, "
+        f"batch {batch} x {training.seq}:"
+    )
     say(f"  {'GPUs':>6}  {'days':>8}  {'90 % interval':>17}  {'tokens/s/GPU':>12}  {'cost':>12}  layout")
     for row in table.to_dict("records"):
         cost = "-" if not price else f"${row['usd']:,.0f}"
@@ -518,12 +532,32 @@ def size_command(
             f"{row['high_days']:<6.3g}  {row['tokens_per_s_per_gpu']:>12,.0f}  {cost:>12}  {row['layout']}"
         )
     if days or usd:
-        enough = table[table["enough"]]
+        _say_enough(table, days or math.inf, usd or math.inf, most)
+
+
+def _say_enough(table: "pd.DataFrame", days: float, usd: float, most: int) -> None:
+    """Print the least number of GPUs that is enough, and whether its interval is, too."""
+    enough = table[table["enough"]]
+    if not len(enough):
         say(
-            f"{int(enough.iloc[0]['n_gpus'])} GPUs are enough (*)."
-            if len(enough)
-            else "No number of GPUs is enough: allow more days, more dollars, or a larger batch."
+            f"No number of GPUs that was tried is enough (powers of two, {most}, and numbers in between "
+            "around the\ndeadline): allow more days, more dollars, or a larger batch."
         )
+        return
+    first = enough.iloc[0]
+    say(f"{int(first['n_gpus'])} GPUs are enough (*).")
+    at_most = enough["high_days"] / enough["days"]
+    is_sure = (enough["high_days"] <= days) & ((enough["usd"] * at_most).fillna(0.0) <= usd)
+    if is_sure.iloc[0]:
+        return
+    limits = []
+    if first["high_days"] > days:
+        limits.append(f"{first['high_days']:.3g} days")
+    if (most_usd := first["usd"] * at_most.iloc[0]) > usd:
+        limits.append(f"${most_usd:,.0f}")
+    surely = enough[is_sure]
+    also = f" {int(surely.iloc[0]['n_gpus'])} GPUs are enough even then." if len(surely) else ""
+    say(f"But the interval goes up to {' and '.join(limits)}.{also}")
 
 
 @click.command("validate-public")

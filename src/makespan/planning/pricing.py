@@ -36,6 +36,7 @@ _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 _TIE = 0.1  # chance to be faster from which a layout is a tie
 _LEAST_MFU, _MOST_SCATTER = 0.001, 2  # a measured step beyond these is in another unit, or a mistake
 _MOST_TIES = 200  # layouts that are compared with each other
+_BETWEEN = 8  # steps between a power of two and the next, in which a number of devices is searched
 _LEAST_PIECE = 8192  # tokens; every published row with context parallelism has at least as many
 
 
@@ -621,17 +622,24 @@ def size_clusters(
     tokens: float,
     most_gpus: int,
     usd_per_gpu_hour: float = 0.0,
+    most_days: float | None = None,
 ) -> pd.DataFrame:
     """Return how long a run takes and what it costs on growing numbers of devices.
+
+    Numbers are powers of two and ``most_gpus`` itself. With ``most_days``, those in between are tried where
+    the first number in time may lie: from the last power of two that is too slow to the next, in eighths of
+    it that are whole nodes, or any number below one node.
 
     Parameters
     ----------
     tokens
         Tokens to train on.
     kind, most_gpus
-        Key of the device, and the most of them; numbers are powers of two.
+        Key of the device, and the most of them.
     usd_per_gpu_hour
         Price; 0 for none.
+    most_days
+        Days until it must be done; None to look at powers of two and the most alone.
 
     Returns
     -------
@@ -642,27 +650,34 @@ def size_clusters(
     if not 0 < tokens < math.inf:
         raise InputError(f"tokens is {tokens}; expected a finite number above 0")
     check_range("most_gpus", most_gpus, 1, MOST_GPUS)
-    rows = []
-    n_gpus = 1
-    while n_gpus <= most_gpus:
+
+    def row(n_gpus: int) -> dict[str, Any] | None:
         cluster = replace(cluster_of(kind, n_gpus), usd_per_gpu_hour=usd_per_gpu_hour)
         try:
             best = plan(Pricer(training, cluster, stack), 1).best[0]
         except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
-            n_gpus *= 2
-            continue
+            return None
         days = tokens / training.tokens_per_step * best.step_s / (24 * HOUR)
-        rows.append(
-            {
-                "n_gpus": n_gpus,
-                "days": days,
-                "low_days": days * best.low_s / best.step_s,
-                "high_days": days * best.high_s / best.step_s,
-                "tokens_per_s_per_gpu": best.tokens_per_s_per_gpu,
-                "mfu": best.mfu,
-                "usd": days * 24 * n_gpus * usd_per_gpu_hour if usd_per_gpu_hour else float("nan"),
-                "layout": best.layout.text,
-            }
-        )
-        n_gpus *= 2
-    return pd.DataFrame(rows)
+        return {
+            "n_gpus": n_gpus,
+            "days": days,
+            "low_days": days * best.low_s / best.step_s,
+            "high_days": days * best.high_s / best.step_s,
+            "tokens_per_s_per_gpu": best.tokens_per_s_per_gpu,
+            "mfu": best.mfu,
+            "usd": days * 24 * n_gpus * usd_per_gpu_hour if usd_per_gpu_hour else float("nan"),
+            "layout": best.layout.text,
+        }
+
+    numbers = [2**power for power in range(most_gpus.bit_length())]
+    found = {number: row(number) for number in dict.fromkeys([*numbers, most_gpus])}
+    if most_days is not None:
+        in_time = [number for number, one in found.items() if one and one["days"] <= most_days]
+        first = min(in_time, default=most_gpus)
+        below = max((number for number in numbers if number < first), default=first)
+        node = cluster_of(kind, most_gpus).gpus_per_node
+        for number in range(below + 1, first):
+            is_usual = number < node or number % node == 0
+            if is_usual and (number - below) * _BETWEEN % below == 0:
+                found[number] = row(number)
+    return pd.DataFrame([found[number] for number in sorted(found) if found[number] is not None])
