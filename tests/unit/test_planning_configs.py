@@ -874,6 +874,15 @@ def test_megatron_windows_count_the_token_itself(tmp_path):
     assert runs[0].ffn.size == 128  # two thirds of four times the hidden size, in multiples of 64
 
 
+@pytest.mark.parametrize(
+    "script", ["pretrain_llama.py", "/data/multimodal/megatron/pretrain_gpt.py", "train.py"]
+)
+def test_scripts_of_ones_own_are_those_of_a_gpt(tmp_path, script):
+    options = MEGATRON_LLAMA3.replace("pretrain_gpt.py", script)
+
+    assert read_model(_write(tmp_path, options, "run.sh")).parameters == 8_030_261_248
+
+
 def test_a_bert_of_megatron_sees_all_tokens_and_has_its_head(tmp_path):
     options = "python pretrain_bert.py --num-layers 12 --hidden-size 768 --num-attention-heads 12"
     options += " --vocab-size 30522 --make-vocab-size-divisible-by 1 --max-position-embeddings 512"

@@ -1531,6 +1531,8 @@ _OTHER_MODELS: dict[str, tuple[Any, ...]] = {
     "vision_pretraining": (),
     "vision_model_type": (),
     "language_model_type": (),
+    "freeze_LM": (),
+    "freeze_ViT": (),
     "img_h": (224,),
     "img_w": (224,),
     "patch_dim": (16,),
@@ -1544,6 +1546,9 @@ _OTHER_MODELS: dict[str, tuple[Any, ...]] = {
 A name that ends in an underscore stands for all that begin with it.
 """
 _SCRIPTS = {"pretrain_gpt": "gpt", "pretrain_bert": "bert"}
+_OTHER_SCRIPTS = re.compile(
+    "^(multimodal|retro)/|/pretrain_.*(mamba|hybrid|t5|ul2|bert|ict|retro|realm|biencoder|vision|vit|vlm)"
+)
 _OTHERWISE = (
     "expected a GPT or BERT of Megatron-LM; describe another model by its config.json or our own TOML"
 )
@@ -1553,12 +1558,12 @@ def _megatron_kind(text: str, arguments: Mapping[str, Any]) -> str:
     """Return the model that a script trains, ``gpt`` or ``bert``; others are refused."""
     text = re.sub(r"(?m)(^|\s)#.*$", "", text)
     kinds: set[str] = set()
-    for folder, script in re.findall(r"([\w./-]*/)?(\w+)\.py\b", text):
-        is_other = folder.endswith(("multimodal/", "retro/"))
-        if is_other or (script.startswith("pretrain_") and script not in _SCRIPTS):
-            raise InputError(f"script '{folder if is_other else ''}{script}.py': {_OTHERWISE}")
-        if script in _SCRIPTS:
+    for word in re.split(r"[\s\"'=();|&]+", text):
+        folder, _, script = word.removesuffix(".py").rpartition("/")
+        if script in _SCRIPTS and word.endswith(".py"):
             kinds.add(_SCRIPTS[script])
+        elif word.endswith(".py") and _OTHER_SCRIPTS.search(f"{folder.rpartition('/')[2]}/{script}"):
+            raise InputError(f"script {word!r}: {_OTHERWISE}")
     _refuse_other_models(arguments, is_script=True)
     if len(kinds) > 1:
         raise InputError("runs pretrain_gpt.py and pretrain_bert.py; expected one of them")
