@@ -88,3 +88,13 @@ def test_windows_that_a_file_leaves_out_are_those_of_transformers(kind, tmp_path
     del table["layer_types"]
     (tmp_path / "config.json").write_text(json.dumps(table, default=str))
     assert read_model(tmp_path / "config.json").layers == whole.layers
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize("kind", ["dots1", "qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen3", "smollm3"])
+def test_windows_follow_the_switches_of_transformers(kind, is_used, tmp_path):
+    switches = {"use_sliding_window": is_used, "sliding_window": 16 if is_used else None}
+    config = config_of(kind, num_hidden_layers=9, max_window_layers=4, **switches)
+    found = [run.attention.window for run in read(tmp_path, config).layers for _ in range(run.n_layers)]
+    assert found == [16 if one == "sliding_attention" else 0 for one in config.layer_types]
+    assert any(found) == is_used
