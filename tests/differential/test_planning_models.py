@@ -17,7 +17,7 @@ from makespan.planning import model_types, read_model
 
 pytestmark = pytest.mark.hf
 
-BUFFERS = {"deepseek_v3", "glm4_moe", "dots1", "solar_open", "nemotron_h", "lfm2_moe"}
+BUFFERS = {"deepseek_v3", "glm4_moe", "dots1", "solar_open", "nemotron_h", "lfm2_moe", "minimax_m2"}
 """Families whose routers have selection biases that transformers keeps as buffers."""
 ALIKE = (
     "output_",
@@ -77,7 +77,9 @@ def test_a_family_has_the_parameters_of_transformers_with_each_of_its_switches(k
                 assert found == expected, name
 
 
-@pytest.mark.parametrize("kind", ["cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3"])
+@pytest.mark.parametrize(
+    "kind", ["cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "modernbert", "olmo3"]
+)
 def test_windows_that_a_file_leaves_out_are_those_of_transformers(kind, tmp_path):
     config = config_of(kind, num_hidden_layers=9)
     whole = read(tmp_path, config)
@@ -86,3 +88,13 @@ def test_windows_that_a_file_leaves_out_are_those_of_transformers(kind, tmp_path
     del table["layer_types"]
     (tmp_path / "config.json").write_text(json.dumps(table, default=str))
     assert read_model(tmp_path / "config.json").layers == whole.layers
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize("kind", ["dots1", "qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen3", "smollm3"])
+def test_windows_follow_the_switches_of_transformers(kind, is_used, tmp_path):
+    switches = {"use_sliding_window": is_used, "sliding_window": 16 if is_used else None}
+    config = config_of(kind, num_hidden_layers=9, max_window_layers=4, **switches)
+    found = [run.attention.window for run in read(tmp_path, config).layers for _ in range(run.n_layers)]
+    assert found == [16 if one == "sliding_attention" else 0 for one in config.layer_types]
+    assert any(found) == is_used

@@ -40,6 +40,21 @@ def test_forward_is_products_element_wise_kernels_and_layers() -> None:
     assert terms["backward"] == pytest.approx(c["k_bwd"] * expected, rel=1e-9)
 
 
+def test_placements_are_as_alike_as_the_page_on_the_emulator_says() -> None:
+    of = {text: terms_of("bert", "zero-dp", text) for text in ("2222", "44", "35", "26", "17")}
+    assert of["35"] == of["44"]
+    assert of["26"] == of["17"]
+    few, many = of["26"], of["2222"]
+    assert 1 < many["gradient_exchange"] / few["gradient_exchange"] < 1.015
+    assert many["node_wait"] / few["node_wait"] == pytest.approx(3)
+    assert {name for name in few if few[name] != many[name]} == {
+        "gradient_exchange",
+        "parameter_gather",
+        "node_wait",
+    }
+    assert many["gradient_exchange"] / of["44"]["gradient_exchange"] == pytest.approx(2, rel=0.02)
+
+
 def test_the_plain_exchange_is_a_ring_over_the_cards_of_the_smallest_node() -> None:
     c, terms = constants_of("bert"), terms_of("bert", "ga", "2222")
     volume = 2 * 7 / 8 * 336297858 * 4

@@ -1085,6 +1085,59 @@ def test_the_commands_print_plans_sizes_and_one_layout():
     assert {row["enough"] for row in json.loads(text)} == {True, False}
 
 
+SMALL = ("size", "llama3-8b", "--device", "a100-40", "--tokens", "1e11", "--batch", "510")
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers", "said"),
+    [
+        (("--most", "6"), [4, 6], ""),
+        (("--most", "64", "--deadline", "200"), [4, 8, 16, 32, 64], "4 GPUs are enough (*).\n"),
+        (
+            ("--most", "6", "--deadline", "60"),
+            [4, 5, 6],
+            "6 GPUs are enough (*).\nBut the interval goes up to 66.3 days.\n",
+        ),
+        (
+            ("--most", "16", "--deadline", "60"),
+            [4, 5, 6, 7, 8, 16],
+            "6 GPUs are enough (*).\nBut the interval goes up to 66.3 days. 8 GPUs are enough even then.\n",
+        ),
+        (
+            ("--most", "5", "--deadline", "60"),
+            [4, 5],
+            "No number of GPUs that was tried is enough (powers of two, 5, and numbers in between around "
+            "the\ndeadline): allow more days",
+        ),
+        (
+            ("--most", "4", "--budget", "20000", "--price", "2"),
+            [4],
+            "4 GPUs are enough (*).\n",
+        ),
+        (
+            ("--most", "4", "--budget", "15000", "--price", "2"),
+            [4],
+            "4 GPUs are enough (*).\nBut the interval goes up to $",
+        ),
+    ],
+)
+def test_numbers_of_gpus_between_powers_of_two_may_be_enough(words, numbers, said):
+    code, text = ran(*SMALL, *words)
+    assert code == 0, text
+    assert [row["n_gpus"] for row in json.loads(ran(*SMALL, *words, "--json")[1])] == numbers
+    assert said in text
+    assert ("But the interval" in text) is ("But the interval" in said)
+
+
+def test_whole_nodes_are_tried_in_eighths_of_a_power_of_two():
+    training = Training(read_model("llama3-8b"), 8192, 1024)
+    table = size_clusters(
+        training, "h100-80", software("megatron-bridge"), tokens=1e12, most_gpus=64, most_days=30.0
+    )
+    assert table["n_gpus"].tolist() == [2, 4, 8, 16, 32, 40, 48, 56, 64]
+    assert table["days"][table["n_gpus"] == 48].item() < 30 < table["days"][table["n_gpus"] == 40].item()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -1136,6 +1189,24 @@ def test_the_page_shows_what_the_protocol_gives(public, root):
     page = (root / "docs/background/planning.md").read_text()
     shown = page.split("<!-- judged -->\n")[1].split("<!-- end of judged -->")[0]
     agree(judged_table(judge(rows)), "# tolerance 2e-02\n" + shown, "docs/background/planning.md")
+
+
+def test_samples_of_a_fixed_length_have_it_everywhere(tmp_path):
+    config = {"model_type": "vit", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    config |= {"intermediate_size": 4096, "id2label": {str(label): "x" for label in range(1000)}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    words = (str(path), "8xh100-80", "--batch", "256")
+
+    short, long = (ran("plan", *words, "--seq", str(seq)) for seq in (197, 131072))
+    assert short == long and short[0] == 0
+    assert "256 samples of 197 tokens a step" in short[1]
+    assert f"{tmp_path.name} has samples of 197 tokens, whatever is asked for" in short[1]
+    assert "batch 256 x 197:" in ran("size", words[0], "--tokens", "1e12", "--batch", "256", "--most", "2")[1]
+    training = Training(read_model(path), 131072, 256)
+    assert (training.seq, training.tokens_per_step) == (197, 256 * 197)
+    assert {layout.cp for layout in layouts(training, read_machines("8xh100-80"))} == {1}
+    assert dataclasses.replace(training, seq=4096) == training
 
 
 @pytest.mark.parametrize(

@@ -490,6 +490,68 @@ def test_plan_shows_what_was_measured(files):
     assert "measured at 5.5 s" in text
 
 
+TIGHT = ("llama3-8b", "8xa100-40", "--batch", "64")
+
+
+def test_tables_of_one_layout_have_the_columns_of_several(files):
+    one = ran("plan", *TIGHT, "--layout", "tp4 mb8", "--csv")[1]
+    several = pd.read_csv(io.StringIO(ran("plan", *TIGHT, "--csv", "--top", "2")[1]))
+    (row,) = pd.read_csv(io.StringIO(one)).to_dict("records")
+
+    assert one == ran("explain", "llama3-8b", "8xa100-40", "tp4 mb8", "--batch", "64", "--csv")[1]
+    assert set(several) - set(row) == {"expected_regret", "chance_to_be_faster", "slower_by"}
+    assert not set(row) - set(several)
+    assert 0 < row["low_s"] < row["step_s"] < row["high_s"]
+    assert row["is_feasible"] is False
+    assert re.fullmatch(r"counted with \d+\.\d GiB on a device of 39\.4 GiB", row["reason"])
+    assert several["is_feasible"].tolist() == [True, True] and several["reason"].isna().all()
+
+
+def test_json_of_plans_has_what_their_table_has(files):
+    table = pd.read_csv(io.StringIO(ran("plan", *TIGHT, "--csv", "--top", "3")[1]))
+    listed = json.loads(ran("plan", *TIGHT, "--json", "--top", "3")[1])
+
+    for row, one in zip(table.to_dict("records"), listed, strict=True):
+        assert set(row) <= set(one)
+        assert one["expected_regret"] == pytest.approx(row["expected_regret"])
+        assert one["chance_to_be_faster"] == pytest.approx(row["chance_to_be_faster"])
+        assert one["is_feasible"] is row["is_feasible"] is True
+
+
+def test_a_layout_that_ran_although_it_is_counted_too_large_is_said_to_have_run(files):
+    (files / "ran.csv").write_text("n_gpus,layout,step_s\n8,tp4 mb8,7\n8,tp4 mb4,7.2\n")
+    measured, counted = ("--measured", "ran.csv"), r"counted with (\d+\.\d) GiB on a device of 39\.4 GiB"
+
+    assert "does not fit into 39 GiB\nCounted with" in ran("plan", *TIGHT, "--layout", "tp4 mb8")[1]
+    said = ran("plan", *TIGHT, "--layout", "tp4 mb8", *measured)[1]
+    assert re.search(f"ran on 39 GiB\nMeasured at 7 s; {counted}, but it ran", said)
+    plans = ran("plan", *TIGHT, *measured)[1]
+    assert re.search(r"\d+ of \d+ layouts fit, 2 more ran; the best to choose", plans)
+    assert re.search(f"tp4 zero1 mb8\n +measured at 7 s; {counted}, but it ran", plans)
+    rows = json.loads(ran("plan", *TIGHT, *measured, "--json")[1])
+    (own,) = [row for row in rows if row["layout"] == "tp4 zero1 mb8"]
+    assert own["is_feasible"] is True
+    assert own["measured_s"] == pytest.approx(7)
+    (made,) = json.loads(ran("emulate", *TIGHT, *measured, "--output", "steps", "--json")[1])
+    table = pd.read_csv(made["path"]).set_index("layout")
+    assert re.fullmatch(f"{counted}, but it ran", table["reason"]["tp4 zero1 mb8"])
+    assert table["reason"].notna().sum() == 2
+    assert table["step_s"].is_monotonic_increasing
+    others = table["reason"].isna()
+    assert (table["memory_gib"][others] < 39.4).all() and (table["memory_gib"][~others] > 39.4).all()
+
+
+def test_a_measured_layout_is_enough_where_none_fits_by_its_count(files):
+    words = ("llama3-8b", "1xa100-40", "--batch", "8")
+    assert "layouts fits: the smallest" in ran("plan", *words)[1]
+    (files / "one.csv").write_text("n_gpus,layout,step_s\n1,mb1,20\n")
+
+    code, text = ran("plan", *words, "--measured", "one.csv")
+
+    assert code == 0, text
+    assert "0 of" in text and "layouts fit, 1 more ran" in text and "but it ran" in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

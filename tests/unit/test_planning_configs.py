@@ -255,6 +255,12 @@ PUBLISHED = {
         {"model_type": "smollm3"} | _sizes(2048, 36, 16, 128256, 11008, num_key_value_heads=4),
         3_075_098_624,
     ),
+    "MiniMaxAI/MiniMax-M2": (
+        {"model_type": "minimax_m2", "num_local_experts": 256, "num_experts_per_tok": 8, "head_dim": 128}
+        | {"use_qk_norm": True, "use_routing_bias": True, "attn_type_list": [1] * 62}
+        | _sizes(3072, 62, 48, 200064, 1536, num_key_value_heads=8),
+        228_689_748_992 + 62 * 256,  # with the selection biases of its routers
+    ),
     "answerdotai/ModernBERT-base": (
         {"model_type": "modernbert"} | _sizes(768, 22, 12, 50368, 1152),
         149_655_232,
@@ -446,7 +452,51 @@ def test_a_folder_names_the_model_and_a_path_may_be_text(tmp_path):
         ),
         ("Qwen/Qwen3-30B-A3B", {"use_sliding_window": True, "sliding_window": 64}, [64] * 48),
         ("EleutherAI/gpt-neo-1.3B", {}, [0, 256] * 12),
-        ("answerdotai/ModernBERT-base", {"local_attention": 128}, ([0] + [128] * 2) * 7 + [0]),
+        ("EleutherAI/gpt-neo-1.3B", {"attention_layers": None}, [0, 256] * 12),
+        (
+            "EleutherAI/gpt-neo-1.3B",
+            {"attention_types": [[["global"], 20], [["local"], 4]]},
+            [0] * 20 + [256] * 4,
+        ),
+        ("answerdotai/ModernBERT-base", {}, ([0] + [129] * 2) * 7 + [0]),
+        ("answerdotai/ModernBERT-base", {"local_attention": 64}, ([0] + [65] * 2) * 7 + [0]),
+        ("answerdotai/ModernBERT-base", {"global_attn_every_n_layers": 2}, [0, 129] * 11),
+        ("google/gemma-3-1b-pt", {"use_bidirectional_attention": True}, ([513] * 5 + [0]) * 4 + [513] * 2),
+        ("google/gemma-2-9b", {"is_causal": False}, [8193, 0] * 21),
+        ("HuggingFaceTB/SmolLM3-3B", {}, [0] * 36),
+        ("HuggingFaceTB/SmolLM3-3B", {"sliding_window": 64}, [0] * 36),
+        (
+            "HuggingFaceTB/SmolLM3-3B",
+            {"use_sliding_window": True, "sliding_window": 64},
+            [0, 0, 0, 64] * 9,
+        ),
+        (
+            "HuggingFaceTB/SmolLM3-3B",
+            {"use_sliding_window": True, "sliding_window": 64, "no_rope_layers": [0, 1] * 18},
+            [64, 0] * 18,
+        ),
+        (
+            "HuggingFaceTB/SmolLM3-3B",
+            {"use_sliding_window": True, "sliding_window": 64}
+            | {"layer_types": ["sliding_attention"] + ["full_attention"] * 35},
+            [64] + [0] * 35,
+        ),
+        ("HuggingFaceTB/SmolLM3-3B", {"model_type": "exaone4"}, ([4096] * 3 + [0]) * 9),
+        # Layers are listed, but the switch is off.
+        ("Qwen/Qwen2.5-7B", {"layer_types": ["sliding_attention"] * 28}, [0] * 28),
+        (
+            "meta-llama/Meta-Llama-3-8B",
+            {"model_type": "dots1", "n_routed_experts": 8, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 64, "sliding_window": 64}
+            | {"layer_types": ["sliding_attention", "full_attention"] * 16},
+            [64, 0] * 16,
+        ),
+        (
+            "meta-llama/Meta-Llama-3-8B",
+            {"model_type": "dots1", "n_routed_experts": 8, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 64, "sliding_window": 64, "max_window_layers": 30},
+            [0] * 30 + [64] * 2,
+        ),
         ("CohereForAI/c4ai-command-r-plus", {"model_type": "cohere2"}, ([4096] * 3 + [0]) * 16),
         ("allenai/OLMo-2-1124-7B", {"model_type": "olmo3"}, ([4096] * 3 + [0]) * 8),
         (
@@ -492,13 +542,23 @@ def test_layers_with_experts_follow_the_fields_of_the_family(tmp_path, config, f
     assert [run.ffn for run in model.layers for _ in range(run.n_layers)] == ffns
 
 
-def test_attention_in_chunks_is_said_to_be_counted_as_a_whole(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("changes", "is_said"),
+    [
+        ({"attention_chunk_size": 8192}, True),
+        ({}, True),  # the default of transformers
+        ({"attention_chunk_size": None}, False),
+        ({"layer_types": ["full_attention"] * 4}, False),
+    ],
+)
+def test_attention_in_chunks_is_said_to_be_counted_as_a_whole(tmp_path, caplog, changes, is_said):
     config = {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1}
-    sizes = _sizes(64, 4, 4, 100, 256, num_key_value_heads=2, attention_chunk_size=8192)
+    sizes = _sizes(64, 4, 4, 100, 256, num_key_value_heads=2, intermediate_size_mlp=64)
 
-    read_model(_write(tmp_path, config | sizes))
+    read_model(_write(tmp_path, config | sizes | changes))
 
-    assert "attention in chunks of 8192 tokens is counted as attention to all tokens" in caplog.text
+    said = "attention in chunks of 8192 tokens is counted as attention to all tokens"
+    assert (said in caplog.text) is is_said
 
 
 def test_mixtures_have_dense_layers_shared_experts_and_latent_attention(tmp_path):
@@ -559,6 +619,68 @@ def test_encoders_see_all_tokens_and_have_their_own_length(tmp_path):
     assert (decoder.seq, decoder.attention.is_causal, decoder.cross_attention.is_causal) == (0, True, False)
     assert (bert.head, bert.layers[0].attention.is_causal, bert.positions) == ("masked-lm", False, 512)
     assert (vit.head, vit.vocab, vit.layers[0].seq) == ("classes", 1000, 197)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "is_causal"),
+    [
+        ("google-bert/bert-base-uncased", {}, False),
+        ("google-bert/bert-base-uncased", {"is_decoder": True}, True),
+        ("FacebookAI/roberta-base", {"is_decoder": True}, True),
+        ("FacebookAI/roberta-base", {"model_type": "camembert", "is_decoder": True}, True),
+        ("google/gemma-7b", {"use_bidirectional_attention": True}, False),
+        ("google/gemma-3-1b-pt", {"use_bidirectional_attention": True}, False),
+        ("google/gemma-3-1b-pt", {}, True),
+        ("meta-llama/Meta-Llama-3-8B", {"is_causal": False}, False),
+        ("deepseek-ai/DeepSeek-V3", {"is_causal": False}, False),
+        ("answerdotai/ModernBERT-base", {"is_causal": True}, False),  # which transformers does not read
+    ],
+)
+def test_fields_decide_whether_tokens_see_later_ones(tmp_path, name, changes, is_causal):
+    model = read_model(_write(tmp_path, PUBLISHED[name][0] | changes))
+
+    assert {run.attention.is_causal for run in model.layers} == {is_causal}
+    assert model.parameters == PUBLISHED[name][1]
+    if "is_decoder" in changes:
+        assert model.head == "lm"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sliding_window": 512}, "sliding_window 512 is ignored: transformers has no windows in llama"),
+        (
+            {"layer_types": ["sliding_attention"] * 32},
+            "sliding_attention in layer_types is ignored: transformers has no windows in llama",
+        ),
+        ({"sliding_window": 512, "use_sliding_window": False}, ""),
+        (
+            PUBLISHED["ai21labs/Jamba-v0.1"][0] | {"sliding_window": 512},
+            "sliding_window 512 is ignored: transformers has no windows in jamba",
+        ),
+        (
+            PUBLISHED["google-bert/bert-base-uncased"][0]
+            | {"position_embedding_type": "relative_key", "num_key_value_heads": None},
+            "position_embedding_type relative_key is counted as absolute",
+        ),
+        (
+            PUBLISHED["MiniMaxAI/MiniMax-M2"][0] | {"num_mtp_modules": 3},
+            "3 layers that predict further tokens are left out",
+        ),
+    ],
+)
+def test_fields_without_effect_are_named(tmp_path, caplog, changes, said):
+    read_model(_write(tmp_path, LLAMA3_8B | changes))
+
+    assert [said in record.getMessage() for record in caplog.records] == [True] * bool(said)
+
+
+def test_selection_biases_count_where_a_router_has_them(tmp_path):
+    config, parameters = PUBLISHED["MiniMaxAI/MiniMax-M2"]
+
+    assert (
+        parameters - read_model(_write(tmp_path, config | {"use_routing_bias": False})).parameters == 62 * 256
+    )
 
 
 def test_a_pretraining_head_of_bert_counts_its_pooler(tmp_path):
@@ -753,6 +875,52 @@ def test_megatron_windows_count_the_token_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "script", ["pretrain_llama.py", "/data/multimodal/megatron/pretrain_gpt.py", "train.py"]
+)
+def test_scripts_of_ones_own_are_those_of_a_gpt(tmp_path, script):
+    options = MEGATRON_LLAMA3.replace("pretrain_gpt.py", script)
+
+    assert read_model(_write(tmp_path, options, "run.sh")).parameters == 8_030_261_248
+
+
+def test_a_bert_of_megatron_sees_all_tokens_and_has_its_head(tmp_path):
+    options = "python pretrain_bert.py --num-layers 12 --hidden-size 768 --num-attention-heads 12"
+    options += " --vocab-size 30522 --make-vocab-size-divisible-by 1 --max-position-embeddings 512"
+
+    model = read_model(_write(tmp_path, options, "bert.sh"))
+    single = read_model(_write(tmp_path, options + " --bert-no-binary-head", "bert.sh"))
+
+    assert model.parameters == 110_106_428  # as BertForPreTraining, whose norms are placed otherwise
+    assert (model.head, model.layers[0].attention.is_causal) == ("masked-lm", False)
+    assert model.parameters - single.parameters == 2 * 768 + 768 * 769 + 2 * 769
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ("--attention-output-gate", 32 * 4096 * 4096),
+        ("--quick-geglu", 0),  # gated, as is --swiglu
+    ],
+)
+def test_further_options_of_megatron_change_the_counts(tmp_path, options, difference):
+    model = read_model(_write(tmp_path, MEGATRON_LLAMA3.rstrip() + f" {options}\n", "run.sh"))
+
+    assert model.parameters - 8_030_261_248 == difference
+
+
+def test_a_file_with_the_defaults_of_all_arguments_is_that_of_a_gpt(tmp_path):
+    arguments = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128}
+    arguments |= {"position_embedding_type": "rope"}
+    defaults = {"is_hybrid_model": False, "hybrid_attention_ratio": 0.0, "hybrid_override_pattern": None}
+    defaults |= {"mamba_state_dim": 128, "mamba_num_groups": 8, "encoder_num_layers": 2, "img_h": 224}
+    defaults |= {"spec": None, "decoder_num_layers": None, "attention_output_gate": False}
+
+    plain = read_model(_write(tmp_path, arguments, "model.yaml"))
+
+    assert read_model(_write(tmp_path, arguments | defaults, "model.yaml")) == plain
+
+
+@pytest.mark.parametrize(
     ("flavor", "parameters"), [("8B", 8_030_261_248), ("70B", 70_553_706_496), ("405B", 405_853_388_800)]
 )
 def test_flavors_of_torchtitan_are_the_published_models(tmp_path, flavor, parameters):
@@ -902,6 +1070,50 @@ BROKEN = [
         {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 1]},
         "field 'moe_topk': found 2 numbers; expected one per layer",
     ),
+    (
+        PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_types": [[["global", "local"], 6]]},
+        "field 'attention_types': found 12 of global, local; expected 32 of global, local",
+    ),
+    (
+        PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_types": [["global", "local"], 12]},
+        "expected lists with repetitions, as in [[['global', 'local'], 12]]",
+    ),
+    (
+        PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_layers": ["global"]},
+        "field 'attention_layers': found 1 of global; expected 32 of global, local",
+    ),
+    (
+        PUBLISHED["HuggingFaceTB/SmolLM3-3B"][0] | {"no_rope_layers": [1]},
+        "field 'no_rope_layers': found 1 numbers; expected one per layer",
+    ),
+    (
+        PUBLISHED["google/gemma-2-9b"][0] | {"use_bidirectional_attention": True},
+        "field 'use_bidirectional_attention': found True; expected False",
+    ),
+    (
+        PUBLISHED["mosaicml/mpt-7b"][0] | {"attn_config": {"prefix_lm": True}},
+        "field 'prefix_lm': found True; expected it unset",
+    ),
+    (
+        PUBLISHED["mosaicml/mpt-7b"][0] | {"attn_config": {"sliding_window_size": 512}},
+        "field 'sliding_window_size': found 512; expected it unset",
+    ),
+    (
+        PUBLISHED["MiniMaxAI/MiniMax-M2"][0] | {"attn_type_list": [0, 1] * 31},
+        "field 'attn_type_list': found layers of linear attention; expected 1 for each",
+    ),
+    (
+        PUBLISHED["facebook/bart-large"][0] | {"is_decoder": True},
+        "field 'is_decoder': found True; expected False: both stacks are counted",
+    ),
+    (
+        PUBLISHED["google-t5/t5-large"][0] | {"is_encoder_decoder": False},
+        "field 'is_encoder_decoder': found False; expected True: both stacks are counted",
+    ),
+    (
+        {"pruned_heads": {"0": [1, 2]}},
+        "field 'pruned_heads': found {'0': [1, 2]}; expected it empty or unset",
+    ),
     # Content of config.json, or its changes to Llama 3 8B, and the message after the path.
     (
         {"hidden_size": None},
@@ -1031,6 +1243,84 @@ BROKEN_OTHERS = [
         "a.sh",
         MEGATRON_LLAMA3 + " --window-size 5",
         "field 'window_size': found 5; expected two whole numbers, as in '127,0'",
+    ),
+    *(
+        (
+            "a.sh",
+            MEGATRON_LLAMA3.replace("pretrain_gpt", script),
+            f"script '{script}.py': expected a GPT or BERT",
+        )
+        for script in (
+            "pretrain_mamba",
+            "pretrain_hybrid",
+            "pretrain_t5",
+            "pretrain_vlm",
+            "pretrain_vision_classify",
+            "pretrain_ict",
+            "pretrain_retro",
+            "examples/multimodal/train",
+        )
+    ),
+    *(
+        (
+            "a.sh",
+            f"{MEGATRON_LLAMA3.rstrip()} {option} {value}",
+            f"option '{option}': found {value or True}; expected a GPT or BERT of Megatron-LM; ",
+        )
+        for option, value in (
+            ("--hybrid-attention-ratio", "0.08"),
+            ("--hybrid-mlp-ratio", "0.5"),
+            ("--is-hybrid-model", ""),
+            ("--mamba-num-heads", "64"),
+            ("--mamba-state-dim", "128"),
+            ("--linear-attention-freq", "4"),
+            ("--encoder-num-layers", "32"),
+            ("--decoder-num-layers", "12"),
+            ("--decoder-seq-length", "128"),
+            ("--img-h", "224"),
+            ("--retro-add-retriever", ""),
+            ("--moe-latent-size", "64"),
+        )
+    ),
+    (
+        "a.sh",
+        f"{MEGATRON_LLAMA3.rstrip()} --hybrid-override-pattern M-M*-",
+        "option '--hybrid-override-pattern': found 'M-M*-'; expected a GPT",
+    ),
+    (
+        "a.sh",
+        f"{MEGATRON_LLAMA3.rstrip()} --experimental-attention-variant gated_delta_net",
+        "option '--experimental-attention-variant': found 'gated_delta_net'; expected a GPT",
+    ),
+    (
+        "a.sh",
+        f"{MEGATRON_LLAMA3.rstrip()} --heterogeneous-layers-config-path a.json",
+        "option '--heterogeneous-layers-config-path': found 'a.json'; expected a GPT",
+    ),
+    (
+        "a.sh",
+        f"{MEGATRON_LLAMA3.rstrip()} --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
+        "option --spec: found ['megatron.core.models.mamba.mamba_layer_specs', 'mamba_stack_spec']; expected",
+    ),
+    (
+        "a.sh",
+        f"{MEGATRON_LLAMA3} python pretrain_bert.py",
+        "runs pretrain_gpt.py and pretrain_bert.py; expected one of them",
+    ),
+    (
+        "a.sh",
+        f"{MEGATRON_LLAMA3.rstrip()} --multi-latent-attention --attention-output-gate",
+        "field 'attention_output_gate': found True; expected False with multi_latent_attention",
+    ),
+    (
+        "a.yaml",
+        "num_layers: 2\nhidden_size: 64\nhybrid_attention_ratio: 0.1",
+        "field 'hybrid_attention_ratio': found 0.1; expected a GPT or BERT",
+    ),
+    (
+        "a.yaml",
+        "model:\n  _target_: megatron.bridge.MambaModelProvider\n  num_layers: 2\n  hidden_size: 64",
+        "field '_target_': found 'MambaModelProvider'; expected a GPT or BERT",
     ),
     ("a.yaml", "", "the file is empty; expected "),
     ("a.yaml", "- 1", "holds a list; expected a table of named fields"),

@@ -144,8 +144,8 @@ def emulate_command(
 ) -> None:
     """Write emulated traces, one per workload, or the predicted steps of your own model.
 
-    With MODEL and CLUSTER, as 'makespan plan' takes them, the table has all layouts that fit. Options from
-    --seq to --measured go with them, the others with the emulator.
+    With MODEL and CLUSTER, as 'makespan plan' takes them, the table has all layouts that fit, or ran by
+    --measured. Options from --seq to --measured go with them, the others with the emulator.
     """
     check_target(output, is_directory=True)
     _reject_others(ctx, model is not None, shared=("output",))
@@ -154,7 +154,8 @@ def emulate_command(
             raise InputError(f"MODEL {model!r} has no CLUSTER; expected both, or --workload for the emulator")
         own = write_layouts(own_pricer(model, machines, **run), output)
         if form is None:
-            say(f"{own['path']}: {own['n_rows']} layouts that fit, predicted")
+            which = "fit" if run["measured"] is None else "fit or ran"
+            say(f"{own['path']}: {own['n_rows']} layouts that {which}, predicted")
         else:
             say_rows([own], form)
         return

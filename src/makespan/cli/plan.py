@@ -186,7 +186,8 @@ def plan_command(
     if form == "csv":
         say_rows(found.table().to_dict("records"), "csv")
     elif form == "json":
-        say(json_text([describe(one) for one in found.best]))
+        rows = zip(found.best, found.table().to_dict("records"), strict=True)
+        say(json_text([{**row, **describe(one)} for one, row in rows]))
     else:
         _say_plans(found)
 
@@ -194,7 +195,8 @@ def plan_command(
 def _say_plans(found: "Plans") -> None:
     pricer, best = found.pricer, found.best[0]
     _say_run(pricer)
-    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit; the best to choose:")
+    further = f", {found.n_ran} more ran" if found.n_ran else ""
+    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit{further}; the best to choose:")
     say(
         f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}"
         f"  {'regret':>6}  layout"
@@ -210,6 +212,8 @@ def _say_plans(found: "Plans") -> None:
         notes = []
         if (ran_s := pricer.measured_s(one.layout)) is not None:
             notes.append(f"measured at {_time(ran_s)} s")
+        if one.reason:
+            notes.append(one.reason)
         if one is not best:
             if reason := one.over(best):
                 notes.append(f"slower by {reason}")
@@ -226,19 +230,24 @@ def _say_plans(found: "Plans") -> None:
 
 def say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
     """Print the step and the memory of one layout by what they are made of."""
+    ran_s = pricer.measured_s(one.layout)
+    values = {**describe(one), "measured_s": ran_s}
     if form == "csv":
-        say_rows([{key: value for key, value in describe(one).items() if not isinstance(value, dict)}], "csv")
+        say_rows([{key: value for key, value in values.items() if not isinstance(value, dict | list)}], "csv")
         return
     if form == "json":
-        say(json_text({**describe(one), "is_feasible": one.is_feasible}))
+        say(json_text(values))
         return
     _say_run(pricer)
-    state = "fits" if one.is_feasible else "does not fit"
+    state = "fits into" if not one.reason else "ran on" if one.is_feasible else "does not fit into"
     say(
         f"dp{one.layout.dp} {one.layout.text}: {_time(one.step_s)} s a step ({_time(one.low_s)} to "
         f"{_time(one.high_s)} s), {one.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, MFU {one.mfu:.1%}; "
-        f"{state} into {pricer.cluster.gpu.sustained.memory_bytes / GIB:.0f} GiB"
+        f"{state} {pricer.cluster.gpu.sustained.memory_bytes / GIB:.0f} GiB"
     )
+    if notes := [*([] if ran_s is None else [f"measured at {_time(ran_s)} s"]), *filter(None, [one.reason])]:
+        text = "; ".join(notes)
+        say(f"{text[0].upper()}{text[1:]}.")
     _say_terms(one)
 
 
@@ -461,7 +470,11 @@ def _lines_of_rows(path: Path) -> list[int]:
 )
 @click.option("--price", type=real(1e6, "no GPU costs more"), default=0.0, help="Dollars for a GPU and hour.")
 @click.option(
-    "--most", type=whole(1, 65536, "no cluster has more"), default=4096, show_default=True, help="Most GPUs."
+    "--most",
+    type=whole(1, 65536, "no cluster has more"),
+    default=4096,
+    show_default=True,
+    help="Most GPUs; this number, powers of two, and numbers between those around the deadline are tried.",
 )
 @run_options
 @form_options
@@ -487,11 +500,18 @@ def size_command(
         raise InputError("--budget needs --price, the dollars for a GPU and hour; expected both")
     training = _training(model, seq, batch, precision)
     table = size_clusters(
-        training, kind, software(stack), tokens=tokens, most_gpus=most, usd_per_gpu_hour=price
+        training,
+        kind,
+        software(stack),
+        tokens=tokens,
+        most_gpus=most,
+        usd_per_gpu_hour=price,
+        most_days=days or (math.inf if usd else None),
     )
     if not len(table):
         raise InfeasiblePlanError(
-            f"{training.model.name} fits on no number of {kind} up to {most}; expected more GPUs"
+            f"{training.model.name} fits on no number of {kind} up to {most} that was tried (powers of two, "
+            f"and {most}); expected more GPUs"
         )
     in_time = table["days"] <= (days or math.inf)
     within = table["usd"].fillna(0.0) <= (usd or math.inf)
@@ -499,7 +519,10 @@ def size_command(
     if form:
         say_rows(table.to_dict("records"), form)
         return
-    say(f"{training.model.name} on {tokens:.3g} tokens, {kind}, stack {stack}, batch {batch} x {seq}:")
+    say(
+        f"{training.model.name} on {tokens:.3g} tokens, {kind}, stack {stack}, "
+        f"batch {batch} x {training.seq}:"
+    )
     say(f"  {'GPUs':>6}  {'days':>8}  {'90 % interval':>17}  {'tokens/s/GPU':>12}  {'cost':>12}  layout")
     for row in table.to_dict("records"):
         cost = "-" if not price else f"${row['usd']:,.0f}"
@@ -509,12 +532,32 @@ def size_command(
             f"{row['high_days']:<6.3g}  {row['tokens_per_s_per_gpu']:>12,.0f}  {cost:>12}  {row['layout']}"
         )
     if days or usd:
-        enough = table[table["enough"]]
+        _say_enough(table, days or math.inf, usd or math.inf, most)
+
+
+def _say_enough(table: "pd.DataFrame", days: float, usd: float, most: int) -> None:
+    """Print the least number of GPUs that is enough, and whether its interval is, too."""
+    enough = table[table["enough"]]
+    if not len(enough):
         say(
-            f"{int(enough.iloc[0]['n_gpus'])} GPUs are enough (*)."
-            if len(enough)
-            else "No number of GPUs is enough: allow more days, more dollars, or a larger batch."
+            f"No number of GPUs that was tried is enough (powers of two, {most}, and numbers in between "
+            "around the\ndeadline): allow more days, more dollars, or a larger batch."
         )
+        return
+    first = enough.iloc[0]
+    say(f"{int(first['n_gpus'])} GPUs are enough (*).")
+    at_most = enough["high_days"] / enough["days"]
+    is_sure = (enough["high_days"] <= days) & ((enough["usd"] * at_most).fillna(0.0) <= usd)
+    if is_sure.iloc[0]:
+        return
+    limits = []
+    if first["high_days"] > days:
+        limits.append(f"{first['high_days']:.3g} days")
+    if (most_usd := first["usd"] * at_most.iloc[0]) > usd:
+        limits.append(f"${most_usd:,.0f}")
+    surely = enough[is_sure]
+    also = f" {int(surely.iloc[0]['n_gpus'])} GPUs are enough even then." if len(surely) else ""
+    say(f"But the interval goes up to {' and '.join(limits)}.{also}")
 
 
 @click.command("validate-public")

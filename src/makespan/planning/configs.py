@@ -3,7 +3,8 @@
 `read_model` accepts four kinds of files:
 
 - ``config.json`` of the library transformers, or the folder that holds it;
-- arguments of Megatron-LM: command-line options in a text file or script, or the same names in YAML or JSON;
+- arguments of Megatron-LM for a GPT or BERT: command-line options in a text file or script, or the same names
+  in YAML or JSON;
 - a training configuration of torchtitan in TOML (``[model]`` with ``name`` and ``flavor``);
 - our own TOML, whose fields are those of `makespan.planning.Architecture`::
 
@@ -139,7 +140,8 @@ def _parsed(path: Path) -> Architecture:
         if kind == ".json" or text.lstrip().startswith("{"):
             table = _json(text) if text.strip() else None
         elif re.search(r"(^|\s)--\w", text):
-            return _megatron(_options(text), path)
+            arguments = _options(text)
+            return _megatron(arguments, path, _megatron_kind(text, arguments))
         elif text.strip():
             raise InputError(f"has neither JSON nor command-line options; expected {_EXPECTED}")
     if table is None:
@@ -155,6 +157,7 @@ def _parsed(path: Path) -> Architecture:
         return _hugging_face(table, path)
     arguments = _argument_names(table)
     if "num_layers" in arguments and "hidden_size" in arguments:
+        _refuse_other_models(arguments, is_script=False)
         return _megatron(arguments, path)
     if "tokenizer_class" in table or "added_tokens" in table:
         raise InputError("describes a tokenizer; expected config.json of the model, beside it")
@@ -279,9 +282,10 @@ def _dense(fields: _Fields, family: "_Family", _layer: int) -> tuple[FeedForward
     return FeedForward(size, family.is_gated, fields.switch(family.ffn_bias)), 0
 
 
-def _mixtral(fields: _Fields, _family: "_Family", _layer: int) -> tuple[Experts, int]:
+def _mixtral(fields: _Fields, family: "_Family", _layer: int) -> tuple[Experts, int]:
     n_experts, per_token = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
-    return Experts(n_experts, per_token, fields.whole("intermediate_size")), 0
+    router = n_experts if fields.switch(family.has_router_bias) else 0
+    return Experts(n_experts, per_token, fields.whole("intermediate_size")), router
 
 
 def _granite_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[Experts, int]:
@@ -326,7 +330,7 @@ def _deepseek_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedF
         n_groups=n_groups,
         groups_per_token=groups_per_token,
     )
-    router = experts.n_experts if family.has_router_bias else 0
+    router = experts.n_experts if fields.switch(family.has_router_bias) else 0
     return experts, router + _biases_of_shared(fields, family, experts)
 
 
@@ -384,7 +388,8 @@ class _Family:
     A pair ``(field, default)`` names the field that decides. ``norm_vectors`` are those of a layer,
     ``outer_vectors`` those outside: final norms, norms of embeddings, token types. ``position_rows`` is the
     number of rows of a learned table beyond the longest sequence, None without such a table. ``slides`` says
-    which layers have a window unless the field ``layer_types`` does, ``window`` is the default of its size.
+    which layers have a window unless the field ``layer_types`` does, ``has_windows`` whether any has, and
+    ``window`` is the default of its size, or reads it from a field of another name.
     ``topk_method`` and ``groups`` are defaults of how tokens choose: groups of experts, and those of a token.
     ``wide_norms`` are norms of queries and keys over all heads together.
     """
@@ -398,7 +403,7 @@ class _Family:
     ffn_ratio: int = 0
     ffn_bias: bool | tuple[str, bool] = False
     ffn: _Part = _dense
-    has_router_bias: bool = False
+    has_router_bias: bool | tuple[str, bool] = False
     topk_method: str = "noaux_tc"
     groups: tuple[int, int] = (1, 1)
     norm_vectors: int = 2
@@ -414,16 +419,26 @@ class _Family:
     head_dim: int = 0
     latent: bool = False
     slides: Callable[[_Fields, int], bool] | None = None
-    window: int = 0
+    has_windows: bool | tuple[str, bool] = True
+    window: int | Callable[[_Fields], int] = 0
 
 
 def _qwen_slides(fields: _Fields, layer: int) -> bool:
-    return fields.flag("use_sliding_window") and layer >= fields.whole("max_window_layers", 28, least=0)
+    first = 80 if "_vl" in fields.text("model_type") else 28
+    return layer >= fields.whole("max_window_layers", first, least=0)
 
 
 def _qwen_moe_slides(fields: _Fields, layer: int) -> bool:
-    is_lower = layer < fields.whole("max_window_layers", 28, least=0)
-    return fields.flag("use_sliding_window") and is_lower and layer % 2 == 0
+    return layer < fields.whole("max_window_layers", 28, least=0) and layer % 2 == 0
+
+
+def _smollm3_slides(fields: _Fields, layer: int) -> bool:
+    """Layers without rotary positions have the windows."""
+    if rotary := fields.listed("no_rope_layers", int):  # 1 where there are such positions
+        if layer >= len(rotary):
+            raise InputError(f"field 'no_rope_layers': found {len(rotary)} numbers; expected one per layer")
+        return not rotary[layer]
+    return (layer + 1) % fields.whole("no_rope_layer_interval", 4) == 0
 
 
 def _exaone_slides(fields: _Fields, layer: int) -> bool:
@@ -431,6 +446,43 @@ def _exaone_slides(fields: _Fields, layer: int) -> bool:
     if isinstance(pattern, str):  # such as LLLG
         return bool(pattern) and pattern[layer % len(pattern)] == "L"
     return (layer + 1) % fields.whole("sliding_window_pattern", 4) > 0
+
+
+def _gpt_neo(fields: _Fields) -> _Family:
+    n_layers = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
+    name, kinds = "attention_layers", fields.listed("attention_layers", str)
+    if fields.table.get("attention_types") is not None or not kinds:
+        name, kinds = "attention_types", _expanded(fields, n_layers)
+    if len(kinds) != n_layers or not {*kinds} <= {"global", "local"}:
+        raise InputError(
+            f"field {name!r}: found {len(kinds)} of {', '.join(sorted({*kinds}))}; "
+            f"expected {n_layers} of global, local"
+        )
+    return replace(
+        _GPT,
+        n_biases=0,
+        norm_vectors=5,  # two norms with biases, and the bias of the output projection
+        is_tied=True,
+        position_rows=0,
+        slides=lambda _fields, layer: kinds[layer] == "local",
+        window=256,
+    )
+
+
+def _expanded(fields: _Fields, n_layers: int) -> list[str]:
+    """Return the kind of each layer that ``attention_types`` of GPT-Neo gives by lists and repetitions."""
+    _, stated = fields.value("attention_types", [[["global", "local"], 12]], "lists with repetitions")
+    kinds: list[str] = []
+    for entry in stated if isinstance(stated, list) else [stated]:
+        match entry:
+            case [list(names), int(times)] if times >= 0 and all(isinstance(name, str) for name in names):
+                kinds += names * min(times, n_layers + 1)  # not beyond: a short text may stand for any number
+            case _:
+                raise InputError(
+                    f"field 'attention_types': found {stated!r}; expected lists with repetitions, as in "
+                    "[[['global', 'local'], 12]]"
+                )
+    return kinds
 
 
 def _opt(fields: _Fields) -> _Family:
@@ -452,6 +504,13 @@ def _opt(fields: _Fields) -> _Family:
 def _mpt(fields: _Fields) -> _Family:
     """Follow LLM Foundry, whose options transformers covers in part."""
     attention = fields.part("attn_config")
+    for name, table, unset in (
+        ("prefix_lm", attention.table, (None, False)),
+        ("sliding_window_size", attention.table, (None, -1)),
+        ("ffn_config", fields.table, (None, {}, {"ffn_type": "mptmlp"})),
+    ):
+        if table.get(name) not in unset:
+            raise InputError(f"field {name!r}: found {table[name]!r}; expected it unset")
     n_vectors = 1 if fields.flag("no_bias", True) else 2
     is_single = attention.text("attn_type", "multihead_attention") == "multiquery_attention"
     has_positions = fields.flag("learned_pos_emb", True) and not attention.flag("alibi", True)
@@ -492,6 +551,10 @@ def _bert(fields: _Fields) -> _Family:
     # Outside layers: token types and the norm of embeddings; in the head, a dense layer with bias and norm.
     pooler = hidden * (hidden + 1) + 2 * (hidden + 1) if "BertForPreTraining" in classes else 0
     second_bias = 0 if fields.flag("tie_word_embeddings", True) else fields.whole("vocab_size")
+    positions = fields.text("position_embedding_type", "absolute")
+    if positions != "absolute":
+        fields.warn("position_embedding_type %s is counted as absolute, as in transformers 5", positions)
+    is_decoder = fields.flag("is_decoder")
     return _Family(
         n_biases=4,
         is_gated=False,
@@ -501,8 +564,8 @@ def _bert(fields: _Fields) -> _Family:
         outer_weights=hidden * hidden + pooler + second_bias,
         is_tied=True,
         has_head_bias=True,
-        head="masked-lm",
-        is_causal=False,
+        head="lm" if is_decoder else "masked-lm",
+        is_causal=is_decoder,
         position_rows=0,
     )
 
@@ -520,12 +583,41 @@ def _modernbert(fields: _Fields) -> _Family:
         head="masked-lm",
         is_causal=False,
         slides=lambda fields, layer: layer % fields.whole("global_attn_every_n_layers", 3) > 0,
-        window=128,
+        # Half of it to each side, and the token itself; ``sliding_window`` is that half.
+        window=lambda fields: (
+            2 * fields.whole("sliding_window", fields.whole("local_attention", 128) // 2, least=0) + 1
+        ),
+    )
+
+
+def _gemma(fields: _Fields) -> _Family:
+    return replace(_GEMMA, is_causal=not fields.flag("use_bidirectional_attention"))
+
+
+def _gemma2(fields: _Fields) -> _Family:
+    if fields.flag("use_bidirectional_attention"):  # whose masks are causal in transformers all the same
+        raise InputError("field 'use_bidirectional_attention': found True; expected False")
+    return replace(_GEMMA, norm_vectors=4, slides=lambda _fields, layer: layer % 2 == 0, window=4096)
+
+
+def _gemma3(fields: _Fields) -> _Family:
+    sees_all = fields.flag("use_bidirectional_attention")
+    return replace(
+        _GEMMA,
+        norm_vectors=4,
+        n_norms=2,
+        is_causal=not sees_all,
+        slides=lambda fields, layer: (layer + 1) % fields.whole("sliding_window_pattern", 6) > 0,
+        # Of embedding models: half of it to each side, and the token itself.
+        window=(lambda fields: 2 * (_window(fields, 4096) // 2) + 1) if sees_all else 4096,
     )
 
 
 def _llama4(fields: _Fields) -> _Family:
-    if chunk := fields.whole("attention_chunk_size", 0, least=0):
+    is_null = fields.table.get("attention_chunk_size", 8192) is None
+    types = fields.listed("layer_types", str)
+    if not is_null and (not types or "chunked_attention" in types):
+        chunk = fields.whole("attention_chunk_size", 8192)
         fields.warn("attention in chunks of %d tokens is counted as attention to all tokens", chunk)
     return replace(_LLAMA, ffn=_llama4_moe, is_grouped=True, head_dim=128)
 
@@ -547,6 +639,18 @@ def _seed_oss(fields: _Fields) -> _Family:
     return replace(_LLAMA, n_biases=3 + output, biases=inputs, is_grouped=True, head_dim=128)
 
 
+def _minimax_m2(fields: _Fields) -> _Family:
+    if {*fields.listed("attn_type_list", int)} - {1}:
+        raise InputError("field 'attn_type_list': found layers of linear attention; expected 1 for each")
+    return replace(
+        _MISTRAL,
+        ffn=_mixtral,
+        has_router_bias=("use_routing_bias", True),
+        wide_norms=("use_qk_norm", True),
+        slides=None,
+    )
+
+
 def _gpt_bigcode(fields: _Fields) -> _Family:
     return replace(
         _GPT,
@@ -558,7 +662,13 @@ def _gpt_bigcode(fields: _Fields) -> _Family:
 
 _LLAMA = _Family(n_biases=4, biases=("attention_bias", False), ffn_bias=("mlp_bias", False))
 _QWEN3 = _Family(
-    n_biases=4, biases=("attention_bias", False), n_norms=2, is_grouped=True, slides=_qwen_slides, window=4096
+    n_biases=4,
+    biases=("attention_bias", False),
+    n_norms=2,
+    is_grouped=True,
+    slides=_qwen_slides,
+    has_windows=("use_sliding_window", False),
+    window=4096,
 )
 _ERNIE = _Family(
     n_biases=4,
@@ -575,7 +685,13 @@ _GPT = _Family(n_biases=4, is_gated=False, ffn_ratio=4, ffn_bias=True, norm_vect
 
 _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
     "llama": _LLAMA,
-    "qwen2": _Family(n_biases=3, is_grouped=True, slides=_qwen_slides, window=4096),
+    "qwen2": _Family(
+        n_biases=3,
+        is_grouped=True,
+        slides=_qwen_slides,
+        has_windows=("use_sliding_window", False),
+        window=4096,
+    ),
     "qwen3": replace(_QWEN3, head_dim=128),
     "mistral": _MISTRAL,
     "mixtral": replace(_MISTRAL, ffn=_mixtral, window=0),
@@ -585,22 +701,17 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
         ffn=_qwen_moe,
         is_grouped=True,
         slides=_qwen_moe_slides,
+        has_windows=("use_sliding_window", False),
         window=4096,
     ),
-    "qwen3_moe": replace(
-        _QWEN3, ffn=_qwen_moe, slides=lambda fields, _layer: fields.flag("use_sliding_window")
-    ),
+    "qwen3_moe": replace(_QWEN3, ffn=_qwen_moe, slides=lambda _fields, _layer: True),
+    "qwen3_vl_text": replace(_QWEN3, head_dim=128, slides=None),
+    "qwen3_vl_moe_text": replace(_QWEN3, ffn=_qwen_moe, slides=None),
     "deepseek_v2": replace(_DEEPSEEK, topk_method="greedy", ffn_bias=("mlp_bias", False)),
     "deepseek_v3": replace(_DEEPSEEK, has_router_bias=True, groups=(8, 4)),
-    "gemma": _GEMMA,
-    "gemma2": replace(_GEMMA, norm_vectors=4, slides=lambda _fields, layer: layer % 2 == 0, window=4096),
-    "gemma3_text": replace(
-        _GEMMA,
-        norm_vectors=4,
-        n_norms=2,
-        slides=lambda fields, layer: (layer + 1) % fields.whole("sliding_window_pattern", 6) > 0,
-        window=4096,
-    ),
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "phi": replace(
         _GPT, ffn_ratio=0, norm_vectors=2, has_head_bias=True, n_norms=4, norms=("qk_layernorm", False)
     ),
@@ -663,7 +774,13 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
     "arcee": replace(_LLAMA, is_gated=False),
     "apertus": replace(_LLAMA, is_gated=False, ffn_bias=False, ffn=_apertus, n_norms=2),
     "nemotron": replace(_LLAMA, is_gated=False, norm_vectors=4, outer_vectors=2),
-    "smollm3": replace(_LLAMA, is_tied=True, is_grouped=True),
+    "smollm3": replace(
+        _LLAMA,
+        is_tied=True,
+        is_grouped=True,
+        slides=_smollm3_slides,
+        has_windows=("use_sliding_window", False),
+    ),
     "seed_oss": _seed_oss,
     "starcoder2": replace(
         _MISTRAL,
@@ -678,12 +795,20 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
     ),
     "stablelm": _stablelm,
     "persimmon": replace(_GPT, ffn_ratio=0, n_norms=4, norms=("qk_layernorm", True)),
-    "exaone4": _Family(n_norms=2, is_grouped=True, slides=_exaone_slides),
+    "exaone4": _Family(n_norms=2, is_grouped=True, slides=_exaone_slides, window=4096),
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, ffn=_ernie_moe, head_dim=0, has_head_bias=("use_bias", False)),
     "hunyuan_v1_dense": replace(_LLAMA, ffn_bias=False, n_norms=2),
     "hunyuan_v1_moe": replace(_LLAMA, ffn=_hunyuan_moe, n_norms=2),
-    "dots1": replace(_LLAMA, ffn_bias=False, n_norms=2, ffn=_deepseek_moe, has_router_bias=True),
+    "dots1": replace(
+        _LLAMA,
+        ffn_bias=False,
+        n_norms=2,
+        ffn=_deepseek_moe,
+        has_router_bias=True,
+        slides=lambda fields, layer: layer >= fields.whole("max_window_layers", 62, least=0),
+        window=4096,
+    ),
     "phimoe": replace(
         _MISTRAL,
         n_biases=4,
@@ -695,15 +820,7 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
         window=0,
     ),
     "llama4_text": _llama4,
-    "gpt_neo": replace(
-        _GPT,
-        n_biases=0,
-        norm_vectors=5,  # two norms with biases, and the bias of the output projection
-        is_tied=True,
-        position_rows=0,
-        slides=lambda fields, layer: fields.listed("attention_layers", str)[layer : layer + 1] == ["local"],
-        window=256,
-    ),
+    "gpt_neo": _gpt_neo,
     "gpt_bigcode": _gpt_bigcode,
     "modernbert": _modernbert,
     "distilbert": lambda fields: _Family(
@@ -720,7 +837,7 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
         position_rows=0,
     ),
     "ministral3": replace(_MISTRAL, head_dim=128, window=0),
-    "minimax_m2": replace(_MISTRAL, ffn=_mixtral, wide_norms=True, slides=None),
+    "minimax_m2": _minimax_m2,
     "granitemoeshared": replace(_LLAMA, ffn=_granite_moe),
     "solar_open": replace(
         _LLAMA,
@@ -744,8 +861,6 @@ _ALIASES = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
 }
 _OMITTED: dict[str, dict[str, int]] = {
     "llama": {
@@ -788,7 +903,7 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
         fields.warn("reading the text model of %s; other parts are left out", table["model_type"])
     if table.get("quantization_config") is not None:
         fields.warn("'quantization_config' is ignored: weights are counted as trained")
-    further = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    further = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
     if n_further := next(filter(None, map(table.get, further)), None):
         fields.warn("%s layers that predict further tokens are left out", n_further)
     fields = _Fields(table, path)
@@ -800,11 +915,29 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
     kind = _ALIASES.get(stated, stated)
     if kind not in _FAMILIES and kind not in _READERS:
         raise unknown_name("model_type", stated, model_types())
+    if fields.table.get("pruned_heads"):
+        raise InputError(
+            f"field 'pruned_heads': found {fields.table['pruned_heads']!r}; expected it empty or unset"
+        )
+    for name, usual in (("is_decoder", False), ("is_encoder_decoder", True)) if kind in _TWO_STACKS else ():
+        if fields.flag(name, usual) != usual:
+            raise InputError(f"field {name!r}: found {not usual}; expected {usual}: both stacks are counted")
+    if kind in _READERS:
+        _warn_of_windows(fields)
     heads = [] if nested else fields.listed("architectures", str)
     if heads and not any(head.endswith(_USUAL_HEADS) for head in heads):
         fields.warn("architectures is %s; counting the usual head of %s", heads, stated)
     model = _READERS[kind](fields) if kind in _READERS else _stack(fields, kind)
     return replace(model, family=stated)
+
+
+def _warn_of_windows(fields: _Fields) -> None:
+    """Say which fields about windows do nothing, because models of this type have none."""
+    kind, window = fields.text("model_type"), fields.table.get("sliding_window")
+    if window not in (None, False) and fields.table.get("use_sliding_window") is not False:
+        fields.warn("sliding_window %s is ignored: transformers has no windows in %s", window, kind)
+    elif "sliding_attention" in fields.listed("layer_types", str):
+        fields.warn("sliding_attention in layer_types is ignored: transformers has no windows in %s", kind)
 
 
 def _stack(fields: _Fields, kind: str) -> Architecture:
@@ -815,7 +948,8 @@ def _stack(fields: _Fields, kind: str) -> Architecture:
     n_layers = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
     unstated = fields.whole("seq_length", 0, least=0) if family.position_rows is None else _REQUIRED
     max_seq = fields.whole("max_position_embeddings", unstated, least=0)
-    attention, windows = _attention(fields, family, hidden), _windows(fields, family, n_layers)
+    attention = _attention(fields, family, hidden)
+    windows = _windows(fields, family, n_layers, attention.is_causal)
     layers = []
     norms = (
         (attention.heads + attention.kv_heads) * attention.head_dim if fields.switch(family.wide_norms) else 0
@@ -846,6 +980,7 @@ def _stack(fields: _Fields, kind: str) -> Architecture:
 def _attention(fields: _Fields, family: _Family, hidden: int) -> Attention:
     heads = fields.whole("num_attention_heads")
     n_biases = family.n_biases if fields.switch(family.biases) else 0
+    is_causal = family.is_causal and fields.flag("is_causal", True)
     if family.latent:
         if fields.flag("attention_bias"):
             raise InputError("field 'attention_bias': found True; expected False with latent attention")
@@ -855,7 +990,8 @@ def _attention(fields: _Fields, family: _Family, hidden: int) -> Attention:
             rope_dim=fields.whole("qk_rope_head_dim"),
         )
         head_dim = fields.whole("qk_nope_head_dim") + latent.rope_dim
-        return Attention(heads, heads, head_dim, fields.whole("v_head_dim"), latent=latent)
+        value_dim = fields.whole("v_head_dim")
+        return Attention(heads, heads, head_dim, value_dim, is_causal=is_causal, latent=latent)
     is_stated = fields.table.get("head_dim") is not None
     head_dim = fields.whole("head_dim") if is_stated else family.head_dim or _per_head(hidden, heads)
     kv_heads = family.kv_heads or fields.whole(
@@ -866,18 +1002,28 @@ def _attention(fields: _Fields, family: _Family, hidden: int) -> Attention:
         kv_heads,
         head_dim,
         head_dim,
-        is_causal=family.is_causal,
+        is_causal=is_causal,
         n_biases=n_biases,
         n_norms=family.n_norms if fields.switch(family.norms) else 0,
     )
 
 
-def _windows(fields: _Fields, family: _Family, n_layers: int) -> list[int]:
+def _window(fields: _Fields, default: int) -> int:
+    """Return the stated size of windows, 0 where it is null."""
+    is_null = "sliding_window" in fields.table and fields.table["sliding_window"] is None
+    return 0 if is_null else fields.whole("sliding_window", default, least=0)
+
+
+def _windows(fields: _Fields, family: _Family, n_layers: int, is_causal: bool) -> list[int]:
     """Return the window of each layer, 0 for none."""
     if family.slides is None:
+        _warn_of_windows(fields)
         return [0] * n_layers
-    is_null = "sliding_window" in fields.table and fields.table["sliding_window"] is None
-    window = 0 if is_null else fields.whole("sliding_window", family.window, least=0)
+    window = family.window(fields) if callable(family.window) else _window(fields, family.window)
+    if window and family.is_causal and not is_causal:  # as many to each side, and the token itself
+        window = 2 * window + 1
+    if not fields.switch(family.has_windows):
+        window = 0
     types = fields.listed("layer_types", str)
     if not types:
         slides = [family.slides(fields, layer) for layer in range(n_layers)]
@@ -1307,6 +1453,7 @@ def _lfm2(fields: _Fields) -> Architecture:
     return replace(_of_layers(fields, layers), is_tied=is_tied)
 
 
+_TWO_STACKS = ("t5", "whisper", *_BART)
 _READERS: dict[str, Callable[[_Fields], Architecture]] = {
     "t5": _t5,
     "vit": _vit,
@@ -1363,13 +1510,98 @@ def _argument_names(table: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name).lstrip("-").replace("-", "_"): value for name, value in nested.items()}
 
 
-def _megatron(arguments: dict[str, Any], path: Path) -> Architecture:
+_OTHER_MODELS: dict[str, tuple[Any, ...]] = {
+    "is_hybrid_model": (),
+    "hybrid_attention_ratio": (),
+    "hybrid_mlp_ratio": (),
+    "hybrid_override_pattern": (),
+    "hybrid_layer_pattern": (),
+    "mamba_state_dim": (128,),
+    "mamba_head_dim": (64,),
+    "mamba_num_groups": (8,),
+    "mamba_num_heads": (),
+    "mamba_": (),
+    "experimental_attention_variant": (),
+    "linear_attention_": (),
+    "heterogeneous_layers_config_": (),
+    "moe_latent_size": (),
+    "decoder_num_layers": (),
+    "encoder_num_layers": (),
+    "decoder_seq_length": (),
+    "vision_pretraining": (),
+    "vision_model_type": (),
+    "language_model_type": (),
+    "freeze_LM": (),
+    "freeze_ViT": (),
+    "img_h": (224,),
+    "img_w": (224,),
+    "patch_dim": (16,),
+    "retro_add_retriever": (),
+    "retro_project_dir": (),
+    "ict_head_size": (),
+    "biencoder_projection_dim": (0,),
+}
+"""Arguments of other models than GPT and BERT, with values of files that list the defaults of all arguments.
+
+A name that ends in an underscore stands for all that begin with it.
+"""
+_SCRIPTS = {"pretrain_gpt": "gpt", "pretrain_bert": "bert"}
+_OTHER_SCRIPTS = re.compile(
+    "^(multimodal|retro)/|/pretrain_.*(mamba|hybrid|t5|ul2|bert|ict|retro|realm|biencoder|vision|vit|vlm)"
+)
+_OTHERWISE = (
+    "expected a GPT or BERT of Megatron-LM; describe another model by its config.json or our own TOML"
+)
+
+
+def _megatron_kind(text: str, arguments: Mapping[str, Any]) -> str:
+    """Return the model that a script trains, ``gpt`` or ``bert``; others are refused."""
+    text = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    kinds: set[str] = set()
+    for word in re.split(r"[\s\"'=();|&]+", text):
+        folder, _, script = word.removesuffix(".py").rpartition("/")
+        if script in _SCRIPTS and word.endswith(".py"):
+            kinds.add(_SCRIPTS[script])
+        elif word.endswith(".py") and _OTHER_SCRIPTS.search(f"{folder.rpartition('/')[2]}/{script}"):
+            raise InputError(f"script {word!r}: {_OTHERWISE}")
+    _refuse_other_models(arguments, is_script=True)
+    if len(kinds) > 1:
+        raise InputError("runs pretrain_gpt.py and pretrain_bert.py; expected one of them")
+    return kinds.pop() if kinds else "gpt"
+
+
+def _refuse_other_models(arguments: Mapping[str, Any], is_script: bool) -> None:
+    """Refuse arguments of Megatron-LM that make another model than a GPT or BERT."""
+    for name, value in arguments.items():
+        known = next(
+            (key for key in (name, *_PREFIXES) if key in _OTHER_MODELS and name.startswith(key)), None
+        )
+        if known is None or value in (None, False, 0, "", []):
+            continue
+        is_usual = value in _OTHER_MODELS[known] or (
+            known == "encoder_num_layers" and value == arguments.get("num_layers")
+        )
+        if is_script or not is_usual:
+            written = f"option '--{name.replace('_', '-')}'" if is_script else f"field {name!r}"
+            raise InputError(f"{written}: found {value!r}; {_OTHERWISE}")
+    spec = arguments.get("spec")
+    if spec is not None and spec != "local" and "gpt" not in str(spec):
+        raise InputError(f"{'option --spec' if is_script else 'field spec'}: found {spec!r}; {_OTHERWISE}")
+    target = str(arguments.get("_target_", "")).rpartition(".")[2]
+    if re.search("Mamba|NemotronH|T5|Bert|VL", target):
+        raise InputError(f"field '_target_': found {target!r}; {_OTHERWISE}")
+
+
+_PREFIXES = tuple(name for name in _OTHER_MODELS if name.endswith("_"))
+
+
+def _megatron(arguments: dict[str, Any], path: Path, kind: str = "gpt") -> Architecture:
     """Follow arguments of Megatron-LM, or fields of its TransformerConfig, with its defaults."""
     fields = _Fields(arguments, path)
     hidden = fields.whole("hidden_size")
     n_layers = fields.whole("num_layers", largest=_MOST_LAYERS)
     has_biases = fields.flag("add_bias_linear", True) and not fields.flag("disable_bias_linear")
-    is_gated = fields.flag("swiglu") or fields.flag("gated_linear_unit")
+    is_gated = any(fields.flag(name) for name in ("swiglu", "quick_geglu", "gated_linear_unit"))
     n_vectors = {"LayerNorm": 2, "RMSNorm": 1}.get(name := fields.text("normalization", "LayerNorm"))
     if n_vectors is None:
         raise InputError(f"field 'normalization': found {name!r}; expected LayerNorm or RMSNorm")
@@ -1390,21 +1622,45 @@ def _megatron(arguments: dict[str, Any], path: Path) -> Architecture:
     ]
     if fields.whole("mtp_num_layers", 0, least=0):
         fields.warn("%s layers that predict further tokens are left out", arguments["mtp_num_layers"])
+    if chunk := fields.whole("attention_chunk_size", 0, least=0):
+        fields.warn("attention in chunks of %d tokens is counted as attention to all tokens", chunk)
     is_rotary = fields.flag("use_rotary_position_embeddings") or fields.flag("no_position_embedding")
-    kind = "rope" if is_rotary else fields.text("position_embedding_type", "learned_absolute")
-    positions = fields.whole("max_position_embeddings", _REQUIRED if kind == "learned_absolute" else 0, 0)
+    encoding = "rope" if is_rotary else fields.text("position_embedding_type", "learned_absolute")
+    is_learned = encoding == "learned_absolute"
+    positions = fields.whole("max_position_embeddings", _REQUIRED if is_learned else 0, 0)
     is_untied = fields.flag("untie_embeddings_and_output_weights")
     is_shared = fields.flag("share_embeddings_and_output_weights", default=True)
-    return Architecture(
+    model = Architecture(
         name="",
         family="megatron",
         hidden=hidden,
         layers=_runs(layers),
         vocab=_padded_vocab(fields),
         is_tied=is_shared and not is_untied,
-        positions=positions if kind == "learned_absolute" else 0,
+        positions=positions if is_learned else 0,
         extra_parameters=n_vectors * hidden,
-        max_seq=fields.whole("seq_length", positions, least=0),
+        max_seq=fields.whole("seq_length", fields.whole("encoder_seq_length", positions, least=0), least=0),
+    )
+    return _megatron_bert(fields, model, n_vectors) if kind == "bert" else model
+
+
+def _megatron_bert(fields: _Fields, model: Architecture, n_vectors: int) -> Architecture:
+    """Return the same stack as a BERT: without a causal mask, and with its head."""
+    layers = [
+        replace(run, attention=run.attention and replace(run.attention, is_causal=False))
+        for run in model.layers
+    ]
+    hidden = model.hidden
+    # In the head a dense layer with bias and norm, and a bias of the logits. With the sentence-order task
+    # two token types, a pooler, and two classes.
+    extra = hidden * hidden + (1 + n_vectors) * hidden + model.vocab
+    if not fields.flag("bert_no_binary_head") and fields.flag("bert_binary_head", True):
+        extra += 2 * hidden + hidden * (hidden + 1) + 2 * (hidden + 1)
+    return replace(
+        model,
+        layers=tuple(layers),
+        head="masked-lm",
+        extra_parameters=model.extra_parameters + extra,
     )
 
 
@@ -1425,7 +1681,12 @@ def _padded_vocab(fields: _Fields) -> int:
 
 def _megatron_attention(fields: _Fields, hidden: int, has_biases: bool, n_vectors: int) -> Attention:
     heads = fields.whole("num_attention_heads")
+    has_gate = fields.flag("attention_output_gate")
     if fields.flag("multi_latent_attention"):
+        if has_gate:
+            raise InputError(
+                "field 'attention_output_gate': found True; expected False with multi_latent_attention"
+            )
         latent = Latent(
             query_rank=fields.whole("q_lora_rank", 0, least=0),
             kv_rank=fields.whole("kv_lora_rank", 32),
@@ -1440,7 +1701,9 @@ def _megatron_attention(fields: _Fields, hidden: int, has_biases: bool, n_vector
     head_dim = stated or _per_head(hidden, heads)
     n_biases = 4 if has_biases else 3 if fields.flag("add_qkv_bias") else 0
     n_norms = 2 * n_vectors if fields.flag("qk_layernorm") else 0
-    return Attention(heads, kv_heads, head_dim, head_dim, n_biases=n_biases, n_norms=n_norms)
+    return Attention(
+        heads, kv_heads, head_dim, head_dim, n_biases=n_biases, n_norms=n_norms, has_gate=has_gate
+    )
 
 
 def _megatron_experts(fields: _Fields, size: int, is_gated: bool, has_biases: bool) -> Experts:

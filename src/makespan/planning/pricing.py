@@ -36,6 +36,7 @@ _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 _TIE = 0.1  # chance to be faster from which a layout is a tie
 _LEAST_MFU, _MOST_SCATTER = 0.001, 2  # a measured step beyond these is in another unit, or a mistake
 _MOST_TIES = 200  # layouts that are compared with each other
+_BETWEEN = 8  # steps between a power of two and the next, in which a number of devices is searched
 _LEAST_PIECE = 8192  # tokens; every published row with context parallelism has at least as many
 
 
@@ -60,7 +61,9 @@ class Priced:
         The step by term, keys as in `makespan.planning.TERMS`, and those of recurrent layers; they add up to
         ``step_s``.
     is_feasible
-        True if it fits into the memory of the device.
+        True if it fits into the memory of the device, or was measured and so ran.
+    reason
+        Why it does not fit by the count of its memory; empty if it does.
     """
 
     layout: Layout
@@ -73,6 +76,7 @@ class Priced:
     memory_bytes: dict[str, float]
     terms_s: dict[str, float]
     is_feasible: bool
+    reason: str = ""
 
     @property
     def total_memory_bytes(self) -> float:
@@ -199,6 +203,9 @@ class Pricer:
         step_s, spread = float(parts_s.sum()), float(self.spread(parts_s)[0])
         throughput = training.tokens_per_step / step_s / cluster.n_gpus
         price = cluster.usd_per_gpu_hour
+        does_fit, ran = bool(fits(memory, cluster)[0]), self.measured_s(layout) is not None
+        most = cluster.gpu.sustained.memory_bytes
+        reason = f"counted with {memory[0].sum() / GIB:.1f} GiB on a device of {most / GIB:.1f} GiB"
         return Priced(
             layout=layout,
             step_s=step_s,
@@ -209,7 +216,8 @@ class Pricer:
             usd_per_million_tokens=price / HOUR / throughput * 1e6 if price else float("nan"),
             memory_bytes=dict(zip(components_of(training.model), memory[0].tolist(), strict=True)),
             terms_s=dict(zip(self._names(), parts_s[0].tolist(), strict=True)),
-            is_feasible=bool(fits(memory, cluster)[0]),
+            is_feasible=does_fit or ran,
+            reason="" if does_fit else reason + ", but it ran" * ran,
         )
 
 
@@ -342,6 +350,8 @@ class Plans:
         All ties, in the same order; ``best`` may have fewer layouts, or more.
     n_tried, n_feasible
         Layouts that go with the run, and those of them that fit into memory.
+    n_ran
+        Further layouts, which were measured although they do not fit by the count of their memory.
     """
 
     pricer: Pricer
@@ -351,6 +361,7 @@ class Plans:
     ties: tuple[Layout, ...]
     n_tried: int
     n_feasible: int
+    n_ran: int = 0
 
     def table(self) -> pd.DataFrame:
         """Return the layouts as a table, units in the names of its columns."""
@@ -369,6 +380,9 @@ class Plans:
                     "memory_gib": one.total_memory_bytes / GIB,
                     "usd_per_million_tokens": one.usd_per_million_tokens,
                     "slower_by": "" if one is self.best[0] else one.over(self.best[0]),
+                    "is_feasible": one.is_feasible,
+                    "reason": one.reason,
+                    "measured_s": self.pricer.measured_s(one.layout),
                 }
                 for one, regret, chance in zip(self.best, self.regrets, self.chances, strict=True)
             ]
@@ -385,8 +399,13 @@ class _Search:
     fit: NDArray[np.bool_]
 
 
+def _ran(pricer: Pricer) -> dict[str, Layout]:
+    """Return the layouts of the run that were measured, by their texts."""
+    return {one.text: one for _, one, *_ in pricer.measured if pricer.measured_s(one) is not None}
+
+
 def _search(pricer: Pricer) -> _Search:
-    """Price all layouts of a run; raises `InfeasiblePlanError` where none fits."""
+    """Price all layouts of a run; raises `InfeasiblePlanError` where none fits, and none was measured."""
     training, cluster = pricer.training, pricer.cluster
     # Fused attention keeps no scores that it could compute again.
     hows = ("selective",) if pricer.stack.attention != "unfused" else ()
@@ -400,7 +419,7 @@ def _search(pricer: Pricer) -> _Search:
     step_s = np.concatenate([pricer.parts_s(grid).sum(axis=1) for grid in blocks])
     memory = np.concatenate([memory_table(training, grid, cluster, pricer.stack) for grid in blocks])
     fit = fits(memory, cluster)
-    if not fit.any():
+    if not fit.any() and not _ran(pricer):
         needed = memory.sum(axis=1)
         least = int(np.argmin(needed))
         raise InfeasiblePlanError(
@@ -427,7 +446,7 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
     order = np.argsort(np.where(found.fit, found.step_s, np.inf), kind="stable")
     order = order[: min(max(n_best, _MOST_TIES), int(found.fit.sum()))]
     pool = [found.tried[i] for i in order]
-    ran = {one.text: one for _, one, *_ in pricer.measured if pricer.measured_s(one) is not None}
+    ran = _ran(pricer)
     texts = {one.text for one in pool}
     pool += [one for text, one in ran.items() if text not in texts]
     joint = pricer.joint(pool)
@@ -446,24 +465,33 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
         ties=tuple(pool[i] for i in at if are_ties[i]),
         n_tried=len(found.tried),
         n_feasible=int(found.fit.sum()),
+        n_ran=sum(bool(pricer.price(one).reason) for one in ran.values()),
     )
 
 
 @typed
 def feasible_table(pricer: Pricer) -> pd.DataFrame:
-    """Return all layouts that fit, the fastest prediction first.
+    """Return all layouts that fit or were measured, the fastest prediction first.
 
     Returns
     -------
     pandas.DataFrame
         One row per layout: ``n_gpus``, ``layout`` and ``step_s`` [s], as in a file for `read_measured`, the
         ends ``low_s`` and ``high_s`` of the interval of 90 %, ``tokens_per_s_per_gpu``, ``mfu``,
-        ``memory_gib`` of the fullest device, and the degrees and other fields of `Layout`.
+        ``memory_gib`` of the fullest device, ``reason`` as of `Priced`, and the degrees and other fields of
+        `Layout`.
     """
     found = _search(pricer)
     at = np.flatnonzero(found.fit)
-    at = at[np.argsort(found.step_s[at], kind="stable")]
-    chosen, step_s = [found.tried[i] for i in at], found.step_s[at]
+    chosen, step_s, memory = [found.tried[i] for i in at], found.step_s[at], found.memory[at].sum(axis=1)
+    texts = {one.text for one in chosen}
+    reasons = [""] * len(chosen)
+    for one in [pricer.price(layout) for text, layout in _ran(pricer).items() if text not in texts]:
+        chosen.append(one.layout)
+        reasons.append(one.reason)
+        step_s, memory = np.append(step_s, one.step_s), np.append(memory, one.total_memory_bytes)
+    order = np.argsort(step_s, kind="stable")
+    chosen, step_s, memory = [chosen[i] for i in order], step_s[order], memory[order]
     spread = np.concatenate([pricer.spread(pricer.parts_s(one)) for one in Grid.of(chosen).blocks()])
     throughput = pricer.training.tokens_per_step / step_s / pricer.cluster.n_gpus
     names = [one.name for one in fields(Layout)]
@@ -476,7 +504,8 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
             "high_s": step_s * np.exp(_Z90 * spread),
             "tokens_per_s_per_gpu": throughput,
             "mfu": pricer.mfu(step_s),
-            "memory_gib": found.memory[at].sum(axis=1) / GIB,
+            "memory_gib": memory / GIB,
+            "reason": [reasons[i] for i in order],
             **{name: [getattr(one, name) for one in chosen] for name in names},
         }
     )
@@ -588,12 +617,17 @@ def describe(one: Priced) -> dict[str, Any]:
         "layout": one.layout.text,
         "dp": one.layout.dp,
         "step_s": one.step_s,
+        "low_s": one.low_s,
+        "high_s": one.high_s,
         "interval_90_s": [one.low_s, one.high_s],
         "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
         "mfu": one.mfu,
         "usd_per_million_tokens": None
         if math.isnan(one.usd_per_million_tokens)
         else one.usd_per_million_tokens,
+        "memory_gib": one.total_memory_bytes / GIB,
+        "is_feasible": one.is_feasible,
+        "reason": one.reason,
         "memory_bytes": one.memory_bytes,
         "terms_s": {name: value for name, value in one.terms_s.items() if value > 0},
     }
@@ -608,17 +642,24 @@ def size_clusters(
     tokens: float,
     most_gpus: int,
     usd_per_gpu_hour: float = 0.0,
+    most_days: float | None = None,
 ) -> pd.DataFrame:
     """Return how long a run takes and what it costs on growing numbers of devices.
+
+    Numbers are powers of two and ``most_gpus`` itself. With ``most_days``, those in between are tried where
+    the first number in time may lie: from the last power of two that is too slow to the next, in eighths of
+    it that are whole nodes, or any number below one node.
 
     Parameters
     ----------
     tokens
         Tokens to train on.
     kind, most_gpus
-        Key of the device, and the most of them; numbers are powers of two.
+        Key of the device, and the most of them.
     usd_per_gpu_hour
         Price; 0 for none.
+    most_days
+        Days until it must be done; None to look at powers of two and the most alone.
 
     Returns
     -------
@@ -629,27 +670,34 @@ def size_clusters(
     if not 0 < tokens < math.inf:
         raise InputError(f"tokens is {tokens}; expected a finite number above 0")
     check_range("most_gpus", most_gpus, 1, MOST_GPUS)
-    rows = []
-    n_gpus = 1
-    while n_gpus <= most_gpus:
+
+    def row(n_gpus: int) -> dict[str, Any] | None:
         cluster = replace(cluster_of(kind, n_gpus), usd_per_gpu_hour=usd_per_gpu_hour)
         try:
             best = plan(Pricer(training, cluster, stack), 1).best[0]
         except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
-            n_gpus *= 2
-            continue
+            return None
         days = tokens / training.tokens_per_step * best.step_s / (24 * HOUR)
-        rows.append(
-            {
-                "n_gpus": n_gpus,
-                "days": days,
-                "low_days": days * best.low_s / best.step_s,
-                "high_days": days * best.high_s / best.step_s,
-                "tokens_per_s_per_gpu": best.tokens_per_s_per_gpu,
-                "mfu": best.mfu,
-                "usd": days * 24 * n_gpus * usd_per_gpu_hour if usd_per_gpu_hour else float("nan"),
-                "layout": best.layout.text,
-            }
-        )
-        n_gpus *= 2
-    return pd.DataFrame(rows)
+        return {
+            "n_gpus": n_gpus,
+            "days": days,
+            "low_days": days * best.low_s / best.step_s,
+            "high_days": days * best.high_s / best.step_s,
+            "tokens_per_s_per_gpu": best.tokens_per_s_per_gpu,
+            "mfu": best.mfu,
+            "usd": days * 24 * n_gpus * usd_per_gpu_hour if usd_per_gpu_hour else float("nan"),
+            "layout": best.layout.text,
+        }
+
+    numbers = [2**power for power in range(most_gpus.bit_length())]
+    found = {number: row(number) for number in dict.fromkeys([*numbers, most_gpus])}
+    if most_days is not None:
+        in_time = [number for number, one in found.items() if one and one["days"] <= most_days]
+        first = min(in_time, default=most_gpus)
+        below = max((number for number in numbers if number < first), default=first)
+        node = cluster_of(kind, most_gpus).gpus_per_node
+        for number in range(below + 1, first):
+            is_usual = number < node or number % node == 0
+            if is_usual and (number - below) * _BETWEEN % below == 0:
+                found[number] = row(number)
+    return pd.DataFrame([found[number] for number in sorted(found) if found[number] is not None])

@@ -123,7 +123,8 @@ class Training:
     Parameters
     ----------
     model, seq, global_batch, precision
-        What is trained, tokens of a sample, samples of a step, and precision of matrix products.
+        What is trained, tokens of a sample, samples of a step, and precision of matrix products. If all
+        layers of the model have a fixed length, ``seq`` is that of the last ones, whatever is given.
     computed_share
         Share of the tokens that are computed; less than 1 where padding is left out.
     is_adapter
@@ -146,6 +147,12 @@ class Training:
             raise InputError(
                 f"training: computed_share is {self.computed_share!r}; expected above 0, up to 1"
             )
+        if self._has_fixed_length:
+            object.__setattr__(self, "seq", self.model.layers[-1].seq)
+
+    @property
+    def _has_fixed_length(self) -> bool:
+        return all(run.seq for run in self.model.layers)
 
     @property
     def element_bytes(self) -> float:
@@ -176,7 +183,9 @@ class Training:
             found.append(
                 f"{self.seq} tokens are more than the {model.max_seq} of the configuration of {model.name}"
             )
-        if fixed := sorted({run.seq for run in model.layers if run.seq}):
+        if self._has_fixed_length:
+            found.append(f"{model.name} has samples of {self.seq} tokens, whatever is asked for")
+        elif fixed := sorted({run.seq for run in model.layers if run.seq}):
             found.append(
                 f"{model.name} has {', '.join(map(str, fixed))} tokens in some layers, whatever is asked for"
             )
