@@ -1110,12 +1110,12 @@ SMALL = ("size", "llama3-8b", "--device", "a100-40", "--tokens", "1e11", "--batc
             "the\ndeadline): allow more days",
         ),
         (
-            ("--most", "4", "--budget", "20000", "--price", "2"),
+            ("--most", "4", "--budget", "25000", "--price", "2"),
             [4],
             "4 GPUs are enough (*).\n",
         ),
         (
-            ("--most", "4", "--budget", "15000", "--price", "2"),
+            ("--most", "4", "--budget", "20000", "--price", "2"),
             [4],
             "4 GPUs are enough (*).\nBut the interval goes up to $",
         ),
