@@ -6,6 +6,7 @@ IEEE 754, so that formulas written with operators and the functions below give t
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,14 @@ def ceil(values: Column) -> Column:
 def common_divisor(number: int, values: Column) -> Column:
     """Return the greatest common divisors of a number and whole numbers."""
     if isinstance(values, np.ndarray):
-        return np.gcd(number, values.astype(np.int64)).astype(float)
+        return _divisors_of(number)[values.astype(np.int32) % number]
     return float(math.gcd(number, int(values)))
+
+
+@cache
+def _divisors_of(number: int) -> Array:
+    """Return the greatest common divisors by remainder; to look them up is faster than to compute them."""
+    return np.gcd(number, np.arange(number)).astype(float)
 
 
 def doublings(values: Column) -> Column:

@@ -636,17 +636,17 @@ def _add_transfers(
     # Sharded gradients are scattered in every micro-batch, others once.
     scatters = where(grid.zero == 2, count, 1.0)
     # Devices with the same experts are fewer than those with the same other part, and further apart.
-    for held, peers, shard, apart in (
-        (other, grid.peers, grid.shard, grid.tp),
-        (expert, grid.expert_peers, grid.expert_shard, grid.ep * grid.expert_cut),
-    ):
+    parts = [(other, grid.peers, grid.shard, grid.tp)]
+    if any(isinstance(run.ffn, Experts) for run in model.kinds):
+        parts.append((expert, grid.expert_peers, grid.expert_shard, grid.ep * grid.expert_cut))
+    for held, peers, shard, apart in parts:
         trained = trains * held
         plain, partitioned = 2.0 * trained * gradient, trained * (scatters * gradient + bytes_per)
         among, among_shards = collective(peers, apart, rates), collective(shard, apart, rates)
-        messages = layers * trains * (1.0 + scatters) * (held > 0) * (peers > 1)
+        messages = layers * trains * (1.0 + scatters) * (peers > 1)
         exchanged += where(grid.zero == 0, plain, partitioned) * among.byte_s + messages * among.start_s
         gathered = rounds * (2.0 * held + trained) * bytes_per
-        messages = layers * rounds * (2.0 + trains) * (held > 0) * (shard > 1)
+        messages = layers * rounds * (2.0 + trains) * (shard > 1)
         groups = peers / shard
         between = 2.0 * (groups - 1) / groups * trained / shard * gradient / network
         sharded += gathered * among_shards.byte_s + messages * among_shards.start_s + between
