@@ -504,6 +504,17 @@ _memory = _options(
 )  # fmt: skip
 
 
+def _reject_if_given(ctx: click.Context, is_own: bool, of_own: set[str], kinds: tuple[str, str]) -> None:
+    """Reject some options where they have no effect; see `reject_others`."""
+    others = tuple(str(one.name) for one in ctx.command.params if one.name not in of_own)
+    reject_others(ctx, is_own, of_own=of_own, kinds=kinds, shared=others)
+
+
+def _has_memory(profile: ModelProfile) -> bool:
+    """Tell whether a profile says what layers need of memory; a plain list of times does not."""
+    return any(layer.parameter_bytes or layer.activation_bytes for layer in profile.layers)
+
+
 @click.command("plan")
 @click.option(
     "--latencies", required=True, type=_FILE, metavar="FILE",
@@ -516,7 +527,10 @@ _memory = _options(
 @_memory
 @click.option("--cache", type=_FILE, metavar="DIR", help="Directory in which templates are cached.")
 @output_option
+@click.pass_context
 def PLAN(
+    ctx: click.Context,
+    /,
     latencies: Path,
     nodes: str | None,
     cluster: int | None,
@@ -539,7 +553,14 @@ def PLAN(
     check_target(output, is_directory=False)
     if (nodes is None) == (cluster is None):
         raise InputError("expected exactly one of --nodes LO:HI and --cluster N")
+    for is_own, of_own, kinds in (
+        (nodes is None, {"f", "n0", "template_set"}, ("--cluster", "--nodes")),
+        (device_memory is not None, {"state_factor"}, ("--device-memory", "no limit of memory")),
+    ):
+        _reject_if_given(ctx, is_own, of_own, kinds)
     profile = read_profile(latencies)
+    if device_memory is not None and not _has_memory(profile):
+        raise InputError(f"{latencies}: no layer has bytes; expected mem_required beside --device-memory")
     memory = None if device_memory is None else MemoryLimit(device_memory, state_factor)
     if nodes is not None:
         sizes = _range(nodes)
@@ -747,7 +768,10 @@ def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | No
     help="Bytes sent per byte of parameters.",
 )  # fmt: skip
 @output_option
+@click.pass_context
 def RECONFIGURE(
+    ctx: click.Context,
+    /,
     pipelines: str,
     lost: str,
     joined: str,
@@ -771,11 +795,17 @@ def RECONFIGURE(
     check_target(output, is_directory=False)
     asked = _asked(pipelines, lost, joined, drained, hosts)
     by_size = read_templates(templates)
+    _reject_if_given(ctx, profile is not None, {"state_factor"}, ("--profile", "layers of equal size"))
     # The state of each layer: equal sizes without a profile, none if templates do not say their layers.
     layer_bytes: list[int] | None = None
     layer_counts = {template.n_layers for template in by_size.values()}
+    has_bytes = False
     if profile is not None:
-        layer_bytes = [round(layer.parameter_bytes * state_factor) for layer in read_profile(profile).layers]
+        sizes = [layer.parameter_bytes for layer in read_profile(profile).layers]
+        has_bytes = any(sizes)
+        layer_bytes = [round(size * state_factor) for size in sizes] if has_bytes else [1] * len(sizes)
+        if not has_bytes:
+            say(f"{profile}: no layer has bytes of parameters; they count as equal in size", err=True)
     elif len(layer_counts) == 1:
         layer_bytes = [1] * layer_counts.pop()
     n_nodes = sum(map(len, asked.pipelines)) + len(asked.joined)
@@ -800,7 +830,7 @@ def RECONFIGURE(
         values = {"outcome": "insufficient-nodes", "n_nodes": error.n_nodes, "n_needed": error.n_needed}
     else:
         copies = None if layer_bytes is None else change.copies
-        values = _new_plan(change, copies, has_bytes=profile is not None)
+        values = _new_plan(change, copies, has_bytes=has_bytes)
     print_json(values, output)
 
 
@@ -905,8 +935,7 @@ def _check_simulated(
         (system == "varuna", {"fallback", "no_ckpt", "k"}, ("Varuna", system.capitalize())),
         (trace_name in _GENERATED, {"seed"}, ("generated traces", f"the file {trace_name}")),
     ):
-        others = tuple(str(one.name) for one in ctx.command.params if one.name not in of_own)
-        reject_others(ctx, is_own, of_own=of_own, kinds=kinds, shared=others)
+        _reject_if_given(ctx, is_own, of_own, kinds)
     if k is not None and no_ckpt and not falls_back:
         raise InputError("--k goes with checkpoints that take time or that a restart falls back on")
 
