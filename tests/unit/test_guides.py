@@ -1,4 +1,4 @@
-"""The policy of the guide keeps the laws and is found by its name; commands of a guide do what its code does."""
+"""The policy of the guide keeps the laws and is found by its name; commands do what code beside them does."""
 
 import json
 import re

@@ -510,11 +510,6 @@ def _reject_if_given(ctx: click.Context, is_own: bool, of_own: set[str], kinds: 
     reject_others(ctx, is_own, of_own=of_own, kinds=kinds, shared=others)
 
 
-def _has_memory(profile: ModelProfile) -> bool:
-    """Tell whether a profile says what layers need of memory; a plain list of times does not."""
-    return any(layer.parameter_bytes or layer.activation_bytes for layer in profile.layers)
-
-
 @click.command("plan")
 @click.option(
     "--latencies", required=True, type=_FILE, metavar="FILE",
@@ -559,7 +554,9 @@ def PLAN(
     ):
         _reject_if_given(ctx, is_own, of_own, kinds)
     profile = read_profile(latencies)
-    if device_memory is not None and not _has_memory(profile):
+    if device_memory is not None and not any(
+        layer.parameter_bytes or layer.activation_bytes for layer in profile.layers
+    ):
         raise InputError(f"{latencies}: no layer has bytes; expected mem_required beside --device-memory")
     memory = None if device_memory is None else MemoryLimit(device_memory, state_factor)
     if nodes is not None:

@@ -349,6 +349,10 @@ class Assumptions:
     horizon_s: float
 
 
+_COLUMNS = ("published_samples_per_s", "published_restart_s", "published_idle_gpus")
+_LARGEST = 1e12  # of any of them
+
+
 class Systems:
     """Costs of every system on every model, from printed cells and configuration.
 
@@ -363,7 +367,7 @@ class Systems:
     Raises
     ------
     InputError
-        A model has no throughput under any system.
+        A model has no throughput under any system, or a row of the table cannot be.
     """
 
     def __init__(
@@ -371,12 +375,20 @@ class Systems:
     ) -> None:
         self.models = {model["name"]: ModelCosts(**model) for model in models}
         self._assumed = Assumptions(**assumptions)
-        again = cells[cells.duplicated(["model", "system", "n_nodes"])]
-        low = cells[~(cells["published_samples_per_s"] >= 0)]
-        for problem, rows in (
+        again = cells.duplicated(["model", "system", "n_nodes"])
+        rate, restart_s, idle = (cells[name] for name in _COLUMNS)
+        for problem, is_wrong in (
             ("occurs twice; expected once", again),
-            ("is below 0; expected 0 or more", low),
+            (f"is of an unknown system; expected {', '.join(SYSTEMS)}", ~cells["system"].isin(SYSTEMS)),
+            ("is of too few nodes; expected 1 or more", cells["n_nodes"] < 1),
+            ("is below 0 or not finite; expected 0 or more", ~rate.between(0, _LARGEST)),
+            (f"has a {_COLUMNS[1]} below 0 or not finite", ~restart_s.fillna(0).between(0, _LARGEST)),
+            (
+                f"has {_COLUMNS[2]} that are no whole number of 0 or more",
+                ~idle.fillna(0).between(0, _LARGEST) | (idle.fillna(0) % 1 != 0),
+            ),
         ):
+            rows = cells[is_wrong]
             for model, system, n_nodes in rows[["model", "system", "n_nodes"]].to_numpy().tolist()[:1]:
                 raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {problem}")
         self._cells = dict(list(cells.groupby(["model", "system"])))
@@ -413,10 +425,10 @@ class Systems:
             raise unknown_name("model", model, self.models)
         configured, assumed = self.models[model], self._assumed
         global_s = {"bamboo": assumed.bamboo_restart_s, "oobleck": configured.regroup_s}.get(system, 0.0)
-        restarts = self._column(system, model, "published_restart_s")
+        restarts = self._column(system, model, _COLUMNS[1])
         costs = Costs(
             samples_per_step=configured.samples_per_step,
-            throughput=self._column(system, model, "published_samples_per_s"),
+            throughput=self._column(system, model, _COLUMNS[0]),
             creation_ms=_ms(assumed.node_creation_s),
             global_ms=_ms(global_s),
             local_ms=_ms(configured.local_rebalance_s),
@@ -425,15 +437,13 @@ class Systems:
             charges_checkpoints=charges_checkpoints,
             restart_ms=_ms(configured.restart_s),
             restart_by_nodes_ms={n: _ms(value) for n, value in restarts.items()},
-            idle_gpus={
-                n: int(value) for n, value in self._column(system, model, "published_idle_gpus").items()
-            },
+            idle_gpus={n: int(value) for n, value in self._column(system, model, _COLUMNS[2]).items()},
             falls_back=falls_back,
             n_stages=assumed.n_stages if n_stages is None else n_stages,
             slow_down=assumed.slow_down,
             overload_limit=assumed.overload_limit,
             useful_share=assumed.useful_share,
-            plain_throughput=self._column("varuna", model, "published_samples_per_s"),
+            plain_throughput=self._column("varuna", model, _COLUMNS[0]),
             horizon_ms=_ms(assumed.horizon_s),
             model=model,
         )
