@@ -207,11 +207,20 @@ def test_a_trace_that_cannot_be_is_refused_with_its_line(tmp_path, lines, row, f
         read_trace(tmp_path / "own.csv", "own")
 
 
-def test_a_table_of_throughput_with_a_row_twice_or_below_zero_is_refused():
+def test_a_table_of_throughput_with_a_row_that_cannot_be_is_refused():
     import pandas as pd
 
-    for wrong in (pd.concat([TABLE, TABLE.head(1)]), TABLE.assign(published_samples_per_s=-1.0)):
-        with pytest.raises(InputError, match="expected"):
+    for wrong, message in (
+        (pd.concat([TABLE, TABLE.head(1)]), "twice"),
+        (TABLE.assign(published_samples_per_s=-1.0), "below 0"),
+        (TABLE.assign(published_samples_per_s=float("inf")), "not finite"),
+        (TABLE.assign(n_nodes=0).drop_duplicates(["model", "system", "n_nodes"]), "too few nodes"),
+        (TABLE.assign(system=TABLE["system"].replace("varuna", "varun")), "varun, .* unknown system"),
+        (TABLE.assign(published_restart_s=float("inf")), "published_restart_s below 0 or not finite"),
+        (TABLE.assign(published_idle_gpus=-1.0), "published_idle_gpus that are no whole"),
+        (TABLE.assign(published_idle_gpus=0.5), "published_idle_gpus that are no whole"),
+    ):
+        with pytest.raises(InputError, match=message):
             Systems(wrong, **OPTIONS)
 
 

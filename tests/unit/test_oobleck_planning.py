@@ -24,9 +24,16 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.cli import main
-from makespan.cli.oobleck import INSTANTIATE, PLAN
+from makespan.cli.oobleck import INSTANTIATE, PLAN, RECONFIGURE
 from makespan.errors import InfeasiblePlanError, InputError, UnknownNameError
-from makespan.oobleck.instantiation import choose_plan, count_plans, distribute, enumerate_plans, microbatches
+from makespan.oobleck.instantiation import (
+    choose_plan,
+    count_plans,
+    distribute,
+    enumerate_plans,
+    event_time_s,
+    microbatches,
+)
 from makespan.oobleck.plan import PipelineTemplate, Stage
 from makespan.oobleck.profile import (
     LayerProfile,
@@ -523,3 +530,61 @@ def test_a_plan_with_its_profile_is_priced_by_the_schedule(tmp_path):
     found = json.loads(call(INSTANTIATE, *given, "--nodes", 13, "--microbatches", 64).output)
     for one in (found["plan"], *found["alternatives"]):
         assert one["event_time_ms"] == pytest.approx(one["iter_time_ms"], rel=0.05)
+
+
+def test_a_profile_of_other_layers_or_times_than_the_templates_is_refused(tmp_path):
+    def of(n_layers, forward_s):
+        layer = LayerProfile(forward_s, 2 * forward_s, {}, dict.fromkeys(range(1, 10), 0.0))
+        return ModelProfile("own", (layer,) * n_layers)
+
+    mine, nearly = of(8, 0.010), of(8, 0.01002)
+    templates = make_templates(mine, [1, 2, 3])
+    write_templates(templates, tmp_path / "templates.json")
+    assert choose_plan(templates, 4, 1, 8, profile=nearly).best.n_microbatches
+    for other, message in (
+        (of(3, 0.010), "profile 'own' has 3 layers; expected those of the template for 1 node.s., 8"),
+        (of(8, 1.0), "layers 0 to 7 take 24000 ms; expected 240 ms as in the template for 1 node"),
+        (of(8, 0.0102), "made from another profile"),
+    ):
+        with pytest.raises(InputError, match=message):
+            choose_plan(templates, 4, 1, 8, profile=other)
+        with pytest.raises(InputError, match=message):
+            event_time_s([templates[1], templates[2]], [4, 4], other)
+        write_profile(other, tmp_path / "other.json")
+        given = ["--templates", tmp_path / "templates.json", "--nodes", 4, "--microbatches", 8]
+        done = call(INSTANTIATE, *given, "--profile", tmp_path / "other.json")
+        assert isinstance(done.exception, InputError) and not done.stdout
+    wide = PipelineTemplate(1, 2, (Stage(0, 8, 2, 0.12),), 0.48)
+    with pytest.raises(InputError, match="layer 0 has no allreduce_in_node_ms for 2 GPUs; it has: none"):
+        event_time_s([wide], [4], mine)
+
+
+def test_options_of_plan_and_reconfigure_without_effect_are_refused(tmp_path):
+    path, sized = tmp_path / "sums.json", tmp_path / "sized.json"
+    path.write_text(json.dumps([0.15] * 4))
+    layer = {"forward_ms": 0.05, "backward_ms": 0.1}
+    sized.write_text(json.dumps([layer | {"mem_required": [8, 8]}] * 4))
+    for options, message in (
+        (["--nodes", "2:4", "--f", 1], "--f is an option for --cluster; it does not go with --nodes"),
+        (["--nodes", "2:4", "--n0", 2], "--n0 is an option"),
+        (["--nodes", "2:4", "--template-set", "full"], "--template-set is an option"),
+        (["--nodes", "2:4", "--state-factor", 4], "--state-factor is an option for --device-memory"),
+        (["--nodes", "2:4", "--device-memory", 1], "no layer has bytes; expected mem_required"),
+    ):
+        assert message in str(call(PLAN, "--latencies", path, *options).exception)
+    limited = ["--latencies", sized, "--nodes", "2:4", "--state-factor", 4, "--device-memory"]
+    assert json.loads(call(PLAN, *limited, 1000).output) and not json.loads(call(PLAN, *limited, 1).output)
+    (tmp_path / "part.json").write_text(json.dumps([layer | {"mem_required": [8, 8]}, layer]))
+    part = call(PLAN, "--latencies", tmp_path / "part.json", "--nodes", 1).exception
+    assert "layer 1: 'mem_required' is missing; expected in all layers or in none" in str(part)
+
+    write_templates(make_templates(read_profile(sized), [1, 2]), tmp_path / "templates.json")
+    given = ["--templates", tmp_path / "templates.json", "--pipelines", "[[0,1],[2]]", "--lost", "[0]"]
+    given += ["--n0", 1]
+    done = call(RECONFIGURE, *given, "--state-factor", 2)
+    assert "--state-factor is an option for --profile" in str(done.exception)
+    unsized = call(RECONFIGURE, *given, "--profile", path)
+    assert json.loads(unsized.stdout) == json.loads(call(RECONFIGURE, *given).stdout)
+    assert json.loads(unsized.stdout)["copied_bytes"] is None and "count as equal in size" in unsized.stderr
+    known = json.loads(call(RECONFIGURE, *given, "--profile", sized).stdout)
+    assert known["copied_bytes"] == sum(copy["bytes"] for copy in known["copies"]) > 0

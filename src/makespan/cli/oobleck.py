@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -26,6 +26,7 @@ from makespan.cli.options import (
     launcher_of,
     launcher_options,
     read_settings,
+    reject_others,
     say,
     say_drained,
     say_result,
@@ -58,8 +59,11 @@ from makespan.oobleck.requests import WORK, Work
 from makespan.oobleck.simulator import (
     MODES,
     SYSTEMS,
+    Costs,
+    Defect,
     ModelCosts,
     Systems,
+    no_step_because,
     repairs,
     simulate,
     switches,
@@ -500,6 +504,12 @@ _memory = _options(
 )  # fmt: skip
 
 
+def _reject_if_given(ctx: click.Context, is_own: bool, of_own: set[str], kinds: tuple[str, str]) -> None:
+    """Reject some options where they have no effect; see `reject_others`."""
+    others = tuple(str(one.name) for one in ctx.command.params if one.name not in of_own)
+    reject_others(ctx, is_own, of_own=of_own, kinds=kinds, shared=others)
+
+
 @click.command("plan")
 @click.option(
     "--latencies", required=True, type=_FILE, metavar="FILE",
@@ -512,7 +522,10 @@ _memory = _options(
 @_memory
 @click.option("--cache", type=_FILE, metavar="DIR", help="Directory in which templates are cached.")
 @output_option
+@click.pass_context
 def PLAN(
+    ctx: click.Context,
+    /,
     latencies: Path,
     nodes: str | None,
     cluster: int | None,
@@ -535,7 +548,16 @@ def PLAN(
     check_target(output, is_directory=False)
     if (nodes is None) == (cluster is None):
         raise InputError("expected exactly one of --nodes LO:HI and --cluster N")
+    for is_own, of_own, kinds in (
+        (nodes is None, {"f", "n0", "template_set"}, ("--cluster", "--nodes")),
+        (device_memory is not None, {"state_factor"}, ("--device-memory", "no limit of memory")),
+    ):
+        _reject_if_given(ctx, is_own, of_own, kinds)
     profile = read_profile(latencies)
+    if device_memory is not None and not any(
+        layer.parameter_bytes or layer.activation_bytes for layer in profile.layers
+    ):
+        raise InputError(f"{latencies}: no layer has bytes; expected mem_required beside --device-memory")
     memory = None if device_memory is None else MemoryLimit(device_memory, state_factor)
     if nodes is not None:
         sizes = _range(nodes)
@@ -743,7 +765,10 @@ def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | No
     help="Bytes sent per byte of parameters.",
 )  # fmt: skip
 @output_option
+@click.pass_context
 def RECONFIGURE(
+    ctx: click.Context,
+    /,
     pipelines: str,
     lost: str,
     joined: str,
@@ -767,11 +792,17 @@ def RECONFIGURE(
     check_target(output, is_directory=False)
     asked = _asked(pipelines, lost, joined, drained, hosts)
     by_size = read_templates(templates)
+    _reject_if_given(ctx, profile is not None, {"state_factor"}, ("--profile", "layers of equal size"))
     # The state of each layer: equal sizes without a profile, none if templates do not say their layers.
     layer_bytes: list[int] | None = None
     layer_counts = {template.n_layers for template in by_size.values()}
+    has_bytes = False
     if profile is not None:
-        layer_bytes = [round(layer.parameter_bytes * state_factor) for layer in read_profile(profile).layers]
+        sizes = [layer.parameter_bytes for layer in read_profile(profile).layers]
+        has_bytes = any(sizes)
+        layer_bytes = [round(size * state_factor) for size in sizes] if has_bytes else [1] * len(sizes)
+        if not has_bytes:
+            say(f"{profile}: no layer has bytes of parameters; they count as equal in size", err=True)
     elif len(layer_counts) == 1:
         layer_bytes = [1] * layer_counts.pop()
     n_nodes = sum(map(len, asked.pipelines)) + len(asked.joined)
@@ -796,7 +827,7 @@ def RECONFIGURE(
         values = {"outcome": "insufficient-nodes", "n_nodes": error.n_nodes, "n_needed": error.n_needed}
     else:
         copies = None if layer_bytes is None else change.copies
-        values = _new_plan(change, copies, has_bytes=profile is not None)
+        values = _new_plan(change, copies, has_bytes=has_bytes)
     print_json(values, output)
 
 
@@ -855,10 +886,20 @@ def _configured(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{path}: no block oobleck.simulation; expected a file with this block") from None
 
 
-def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the costs of a model: those of the configuration, replaced by the given ones."""
+_COSTS_OF = {
+    "bamboo": {"samples_per_step", "local_rebalance_s"},
+    "varuna": {"samples_per_step", "checkpoint_s", "restart_s"},
+    "oobleck": {"samples_per_step", "regroup_s"},
+}  # those that have an effect, by system
+
+
+def _model(
+    system: str, model: str, texts: tuple[str, ...], configured: list[dict[str, Any]]
+) -> tuple[dict[str, Any], set[str]]:
+    """Return the costs of a model, those of the configuration or given ones, and the names of the latter."""
     costs: dict[str, Any] = {"name": model, "falls_back_on_spot": False}
     costs |= next((entry for entry in configured if entry["name"] == model), {})
+    given: set[str] = set()
     for text in texts:
         name, _, value = text.partition("=")
         if name not in _NUMBERS:
@@ -872,14 +913,55 @@ def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]])
             accepted = "a whole number of 1 or more" if is_whole else "a number in s, 0 or more"
             raise InputError(f"--cost {text!r}; expected {accepted}")
         costs[name] = number
-    missing = sorted(set(_NUMBERS) - set(costs))
+        given.add(name)
+    missing = sorted(_COSTS_OF[system] - set(costs))
     if missing:
         known = ", ".join(entry["name"] for entry in configured)
         raise InputError(
             f"model {model!r} is not in the configuration ({known}); give its costs: "
             + " ".join(f"--cost {name}=..." for name in missing)
         )
-    return costs
+    return dict.fromkeys(_NUMBERS, 0) | costs, given
+
+
+def _check_simulated(
+    ctx: click.Context, system: str, trace_name: str, *, falls_back: bool, no_ckpt: bool, k: int | None
+) -> None:
+    """Reject options of other systems, and of traces of another kind."""
+    for is_own, of_own, kinds in (
+        (system == "varuna", {"fallback", "no_ckpt", "k"}, ("Varuna", system.capitalize())),
+        (trace_name in _GENERATED, {"seed"}, ("generated traces", f"the file {trace_name}")),
+    ):
+        _reject_if_given(ctx, is_own, of_own, kinds)
+    if k is not None and no_ckpt and not falls_back:
+        raise InputError("--k goes with checkpoints that take time or that a restart falls back on")
+
+
+def _n_stages(given: int | None, config: Path | None, costs: Costs) -> int:
+    """Return the stages of a pipeline; by default at most the fewest nodes that have throughput."""
+    if given is not None or config is not None:
+        return given or costs.n_stages
+    fewest = min((n_nodes for n_nodes, rate in costs.throughput.items() if rate > 0), default=costs.n_stages)
+    if fewest < costs.n_stages:
+        say(
+            f"pipelines have {fewest} stages, not {costs.n_stages}: the table has throughput on {fewest} "
+            "nodes; --stages gives another number",
+            err=True,
+        )
+    return min(fewest, costs.n_stages)
+
+
+def _say_unused(system: str, given: set[str], costs: Costs, switched: Collection[Defect]) -> None:
+    """Say which of the given costs and defects have no effect on this system, or less than all."""
+    if unused := sorted(given - _COSTS_OF[system]):
+        named = ", ".join(f"--cost {name}" for name in unused)
+        say(f"{named}: without effect on {system.capitalize()}", err=True)
+    if system == "varuna" and "restart_s" in given and costs.restart_by_nodes_ms:
+        say("--cost restart_s: of the first start alone; the table has restart times by nodes", err=True)
+    if system == "bamboo" and not all((costs.plain_throughput or {0: 0}).values()):
+        say("redundant work counts as useful where the table has no throughput of varuna", err=True)
+    if Defect.D9 in switched:
+        say("--defects D9: without effect here, it is a defect of a figure", err=True)
 
 
 @click.command("simulate")
@@ -907,6 +989,10 @@ def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]])
 @click.option("--no-ckpt", is_flag=True, help="Varuna: checkpoints take no time.")
 @click.option("--k", type=click.IntRange(1), help="Varuna: steps between checkpoints.")
 @click.option(
+    "--stages", metavar="N", type=_COUNT,
+    help="Stages of a pipeline; default: that of --config, else 12, or the fewest nodes with throughput.",
+)  # fmt: skip
+@click.option(
     "--throughput", "cells", default=_CELLS, show_default=True, type=click.Path(path_type=Path),
     help="Throughput by model, system and nodes; columns as in that file.",
 )  # fmt: skip
@@ -919,7 +1005,10 @@ def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]])
     help=f"A cost of the model instead of the configured one: {', '.join(_NUMBERS)}. May be repeated.",
 )  # fmt: skip
 @json_option
+@click.pass_context
 def simulate_command(
+    ctx: click.Context,
+    /,
     trace_name: str,
     seed: int,
     system: str,
@@ -929,19 +1018,23 @@ def simulate_command(
     fallback: str,
     no_ckpt: bool,
     k: int | None,
+    stages: int | None,
     cells: Path,
     config: Path | None,
     given: tuple[str, ...],
     form: str | None,
 ) -> None:
     """Simulate one system on one trace of nodes, with the costs of the default configuration."""
+    falls_back, switched = fallback == "on", switches(defects)
+    _check_simulated(ctx, system, trace_name, falls_back=falls_back, no_ckpt=no_ckpt, k=k)
     configured = _configured(config)
-    models = [_model(model, given, configured["models"])]
+    entry, own = _model(system, model, given, configured["models"])
     check_default(cells, _CELLS, "go to a checkout of makespan, or give a table of your own, --throughput")
-    systems = Systems(PAPER.read_published("throughput", cells), models, configured["assumptions"])
+    systems = Systems(PAPER.read_published("throughput", cells), [entry], configured["assumptions"])
     costs = systems.costs(
-        system, model, falls_back=fallback == "on", checkpoint_every=k, charges_checkpoints=not no_ckpt
+        system, model, falls_back=falls_back, checkpoint_every=k, charges_checkpoints=not no_ckpt
     )
+    costs = replace(costs, n_stages=_n_stages(stages, config, costs))
     if trace_name in FAILURE_TRACES:
         trace = generate_failures(trace_name, seed)
     elif trace_name in SPOT_TRACES:
@@ -950,13 +1043,13 @@ def simulate_command(
         trace = read_trace(trace_name, Path(trace_name).stem)
     else:
         raise unknown_name("trace, neither a file nor", trace_name, _GENERATED)
-    outcome = simulate(system, trace, costs, repairs(mode, switches(defects)))
+    _say_unused(system, own, costs, switched)
+    repaired = repairs(mode, switched)
+    outcome = simulate(system, trace, costs, repaired)
     if beyond := unused_nodes(trace, costs):
         say(f"{beyond} nodes or fewer are idle: the table of throughput has no entry for so many", err=True)
     if outcome.is_feasible and not outcome.n_steps:
-        fewest, there = min(costs.throughput), max(trace.counts())
-        few = f"{there} nodes at most are there at once, and the table of throughput begins at {fewest}"
-        say(f"no step is completed: {few if there < fewest else 'there is too little time'}", err=True)
+        say(f"no step is completed: {no_step_because(trace, costs, repaired)}", err=True)
     if form is not None:
         series = [
             [round(start, 3), round(end, 3), samples] for start, end, samples in outcome.steps().tolist()

@@ -9,10 +9,10 @@ here gives every pipeline its own number, such that the longest takes the least 
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Literal, get_args
 
 import numpy as np
@@ -25,8 +25,52 @@ from makespan.oobleck.interleaving import interleaved_time_s, linear_interleaved
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
 from makespan.oobleck.profile import PICOSECONDS, ModelProfile
 from makespan.oobleck.templates import Ints
+from makespan.units import MS
 
 # --- Simulated schedules ----------------------------------------------------------------------------
+
+_SAME_TIMES = 0.01  # relative difference within which times are those of one profile, perhaps rounded
+
+
+def check_profile(templates: Iterable[PipelineTemplate], profile: ModelProfile) -> None:
+    """Reject a profile that is not the one from which templates were made.
+
+    Raises
+    ------
+    InputError
+        It has another number of layers, no exchange time for the GPUs of a stage, or other times.
+    """
+    sums = {1: [0.0, *accumulate(layer.forward_s + layer.backward_s for layer in profile.layers)]}
+    for template in templates:
+        where = f"template for {template.n_nodes} node(s)"
+        if template.n_layers != profile.n_layers:
+            raise InputError(
+                f"profile {profile.name!r} has {profile.n_layers} layers; expected those of the {where}, "
+                f"{template.n_layers}"
+            )
+        for stage in template.stages:
+            if stage.n_gpus not in sums:
+                sums[stage.n_gpus] = [0.0, *accumulate(_shared_s(profile, stage.n_gpus))]
+            time_s = sums[stage.n_gpus][stage.end_layer] - sums[stage.n_gpus][stage.first_layer]
+            slack_s = _SAME_TIMES * stage.latency_s + profile.n_layers / PICOSECONDS
+            if abs(time_s - stage.latency_s) > slack_s:
+                raise InputError(
+                    f"profile {profile.name!r}: layers {stage.first_layer} to {stage.end_layer - 1} take "
+                    f"{time_s / MS:.6g} ms; expected {stage.latency_s / MS:.6g} ms as in the {where}, which "
+                    "was made from another profile"
+                )
+
+
+def _shared_s(profile: ModelProfile, n_gpus: int) -> Iterator[float]:
+    """Yield forward and backward pass of each layer on several GPUs, with the exchange after each [s]."""
+    for index, layer in enumerate(profile.layers):
+        if n_gpus not in layer.allreduce_in_node_s:
+            known = ", ".join(map(str, sorted(layer.allreduce_in_node_s))) or "none"
+            raise InputError(
+                f"profile {profile.name!r}: layer {index} has no allreduce_in_node_ms for {n_gpus} GPUs; it "
+                f"has: {known}"
+            )
+        yield (layer.forward_s + layer.backward_s) / n_gpus + 2 * layer.allreduce_in_node_s[n_gpus]
 
 
 def stage_passes_s(stage: Stage, profile: ModelProfile) -> tuple[float, float]:
@@ -52,6 +96,11 @@ def event_time_s(
         Template and microbatches of each pipeline, (n_pipelines,).
     profile
         Times of the layers from which the templates were made.
+
+    Raises
+    ------
+    InputError
+        The profile is another one, or has no exchange time for so many pipelines.
     """
     longest = max(schedule_times_s(templates, n_microbatches, profile))
     return longest + profile.sync_time_s(len(templates))
@@ -73,7 +122,13 @@ def schedule_times_s(
     -------
     tuple of float
         Time of each pipeline, (n_pipelines,).
+
+    Raises
+    ------
+    InputError
+        The profile is not the one from which the templates were made.
     """
+    check_profile(dict.fromkeys(templates), profile)
     passes = {
         template: tuple(stage_passes_s(stage, profile) for stage in template.stages)
         for template in set(templates)
@@ -510,8 +565,8 @@ def choose_plan(
     Raises
     ------
     InputError
-        No template, an unknown name, more than a million plans in a mode that prices every plan, or no
-        exchange time in the profile.
+        No template, an unknown name, more than a million plans in a mode that prices every plan, or a
+        profile that is not the one of the templates or has no exchange time.
     InfeasiblePlanError
         No plan uses all nodes, or the batch can be distributed in none of them.
     """
@@ -521,6 +576,8 @@ def choose_plan(
     check_range("n_microbatches", n_microbatches, 1, MOST_MICROBATCHES)
     check_range("n_runners_up", n_runners_up)
     used = [templates[size] for size in sorted(templates)]
+    if profile is not None:
+        check_profile(used, profile)
     sizes = [template.n_nodes for template in used]
     n_plans = count_plans(sizes, n_nodes, f)
     is_monotone = batch_mode == "per_pipeline" and estimator == "1f1b"

@@ -147,6 +147,12 @@ def read_profile(path: str | Path) -> ModelProfile:
     if not isinstance(size, int) or isinstance(size, bool):
         raise InputError(f"{path}: micro_batch_size is {size!r}; expected a whole number")
     read = tuple(_layer(entry, f"{path}: layer {index}") for index, entry in enumerate(layers))
+    without = [not isinstance(entry, dict) or "mem_required" not in entry for entry in layers]
+    if any(without) and not all(without):
+        index = without.index(True)
+        raise InputError(
+            f"{path}: layer {index}: 'mem_required' is missing; expected in all layers or in none"
+        )
     try:
         return ModelProfile(str(content.get("model", Path(path).stem)), read, size)
     except InputError as error:

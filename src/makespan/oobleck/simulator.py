@@ -8,10 +8,12 @@ milliseconds, as there, so that sums are exact. ReCycle and dropped replicas run
 import heapq
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -173,6 +175,7 @@ SYSTEMS = ("bamboo", "varuna", "oobleck")
 PEER_SYSTEMS = ("recycle", "replica-drop")
 """Systems of equal pipelines whose workers stand in for each other; all defects must be repaired."""
 _ENDLESS_MS = 10**12  # the released step of a job that cannot run
+_Number = TypeVar("_Number", int, float)
 
 
 class PeerPipelines(Protocol):
@@ -223,11 +226,13 @@ class Costs:
         Stages of a pipeline; Bamboo: factor of a step while a node does the work of two, share of such nodes
         above which it plans anew, share of a step that the release counts as useful.
     plain_throughput
-        Samples per second without redundant work.
+        Samples per second without redundant work; where it is unknown or 0, such work counts as useful.
     horizon_ms
         Time within which joined nodes must pay for a new plan (repair of D2).
     peers
         Pipelines and their throughput by live workers; only `PEER_SYSTEMS` have them.
+    model
+        Name of the model, for messages.
     """
 
     samples_per_step: int
@@ -249,6 +254,7 @@ class Costs:
     plain_throughput: Mapping[int, float] | None = None
     horizon_ms: int = 3_600_000
     peers: PeerPipelines | None = None
+    model: str = ""
 
     def __post_init__(self) -> None:
         times = ("creation_ms", "global_ms", "local_ms", "checkpoint_ms", "restart_ms", "horizon_ms")
@@ -268,7 +274,15 @@ class Costs:
         """Return the throughput; nodes beyond the table are idle, too few nodes give 0 (repair of D10)."""
         if Defect.D10 in repaired and n_nodes < min(self.throughput):
             return 0.0
-        return self.throughput[self.known(n_nodes)]
+        return _entry(self.throughput, self.known(n_nodes), "throughput", self.model)
+
+    def plain_samples_per_s(self, n_nodes: int) -> float:
+        """Return the throughput without redundant work, that of the nearest number of nodes; 0 if unknown."""
+        plain = self.plain_throughput
+        if not plain:
+            return 0.0
+        nearest = min(max(n_nodes, min(plain)), max(plain))
+        return _entry(plain, nearest, "varuna's throughput, that without redundant work,", self.model)
 
     def step_ms(self, n_nodes: int, repaired: frozenset[Defect]) -> int | None:
         """Return the time of a step; None if the job must wait for nodes."""
@@ -278,6 +292,34 @@ class Costs:
         # As released, fewer nodes than in the table run at the rate of its first row, even if that is 0.
         waits_below = Defect.D10 in repaired and n_nodes < min(self.throughput)
         return None if Defect.D7 in repaired or waits_below else _ENDLESS_MS
+
+
+def _entry(table: Mapping[int, _Number], n_nodes: int, what: str, model: str) -> _Number:
+    """Return the entry of a table for a number of nodes; raise an `InputError` if it has none."""
+    if n_nodes not in table:
+        of = f" of {model!r}" if model else ""
+        known = ", ".join(map(str, sorted(table)))
+        raise InputError(f"{what}{of} on {n_nodes} nodes is missing in the table; it has: {known}")
+    return table[n_nodes]
+
+
+def check_restarts(system: str, costs: Costs) -> None:
+    """Reject restarts that are shorter than the checkpoint that they include.
+
+    Only Varuna and `PEER_SYSTEMS` restart from checkpoints. Raises `InputError`, which names both times.
+    """
+    if system not in ("varuna", *PEER_SYSTEMS):
+        return
+    restarts = [(costs.restart_ms, "restart_s")]
+    if system == "varuna":
+        by_nodes = costs.restart_by_nodes_ms or {}
+        restarts += [(ms, f"published_restart_s on {n} nodes") for n, ms in sorted(by_nodes.items())]
+    for restart_ms, name in restarts:
+        if restart_ms < costs.checkpoint_ms:
+            raise InputError(
+                f"{system}: {name} of {restart_ms * MS:g} s, which includes a checkpoint, and checkpoint_s "
+                f"of {costs.checkpoint_ms * MS:g} s; expected a restart that is as long or longer"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +349,10 @@ class Assumptions:
     horizon_s: float
 
 
+_COLUMNS = ("published_samples_per_s", "published_restart_s", "published_idle_gpus")
+_LARGEST = 1e12  # of any of them
+
+
 class Systems:
     """Costs of every system on every model, from printed cells and configuration.
 
@@ -321,7 +367,7 @@ class Systems:
     Raises
     ------
     InputError
-        A model has no throughput under any system.
+        A model has no throughput under any system, or a row of the table cannot be.
     """
 
     def __init__(
@@ -329,12 +375,20 @@ class Systems:
     ) -> None:
         self.models = {model["name"]: ModelCosts(**model) for model in models}
         self._assumed = Assumptions(**assumptions)
-        again = cells[cells.duplicated(["model", "system", "n_nodes"])]
-        low = cells[~(cells["published_samples_per_s"] >= 0)]
-        for problem, rows in (
+        again = cells.duplicated(["model", "system", "n_nodes"])
+        rate, restart_s, idle = (cells[name] for name in _COLUMNS)
+        for problem, is_wrong in (
             ("occurs twice; expected once", again),
-            ("is below 0; expected 0 or more", low),
+            (f"is of an unknown system; expected {', '.join(SYSTEMS)}", ~cells["system"].isin(SYSTEMS)),
+            ("is of too few nodes; expected 1 or more", cells["n_nodes"] < 1),
+            ("is below 0 or not finite; expected 0 or more", ~rate.between(0, _LARGEST)),
+            (f"has a {_COLUMNS[1]} below 0 or not finite", ~restart_s.fillna(0).between(0, _LARGEST)),
+            (
+                f"has {_COLUMNS[2]} that are no whole number of 0 or more",
+                ~idle.fillna(0).between(0, _LARGEST) | (idle.fillna(0) % 1 != 0),
+            ),
         ):
+            rows = cells[is_wrong]
             for model, system, n_nodes in rows[["model", "system", "n_nodes"]].to_numpy().tolist()[:1]:
                 raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {problem}")
         self._cells = dict(list(cells.groupby(["model", "system"])))
@@ -345,14 +399,25 @@ class Systems:
 
     def costs(
         self, system: str, model: str, *, falls_back: bool = True, checkpoint_every: int | None = None,
-        charges_checkpoints: bool = True,
+        charges_checkpoints: bool = True, n_stages: int | None = None,
     ) -> Costs:  # fmt: skip
-        """Return the costs of a system on a model; the options are Varuna's.
+        """Return the costs of a system on a model.
+
+        Parameters
+        ----------
+        system, model
+            Their names.
+        falls_back, checkpoint_every, charges_checkpoints
+            Varuna's, see `Costs`.
+        n_stages
+            Stages of a pipeline; None for the configured number.
 
         Raises
         ------
         UnknownNameError
             There is no such system or model.
+        InputError
+            A restart is shorter than its checkpoint.
         """
         if system not in SYSTEMS:
             raise unknown_name("system", system, SYSTEMS)
@@ -360,10 +425,10 @@ class Systems:
             raise unknown_name("model", model, self.models)
         configured, assumed = self.models[model], self._assumed
         global_s = {"bamboo": assumed.bamboo_restart_s, "oobleck": configured.regroup_s}.get(system, 0.0)
-        restarts = self._column(system, model, "published_restart_s")
-        return Costs(
+        restarts = self._column(system, model, _COLUMNS[1])
+        costs = Costs(
             samples_per_step=configured.samples_per_step,
-            throughput=self._column(system, model, "published_samples_per_s"),
+            throughput=self._column(system, model, _COLUMNS[0]),
             creation_ms=_ms(assumed.node_creation_s),
             global_ms=_ms(global_s),
             local_ms=_ms(configured.local_rebalance_s),
@@ -372,17 +437,18 @@ class Systems:
             charges_checkpoints=charges_checkpoints,
             restart_ms=_ms(configured.restart_s),
             restart_by_nodes_ms={n: _ms(value) for n, value in restarts.items()},
-            idle_gpus={
-                n: int(value) for n, value in self._column(system, model, "published_idle_gpus").items()
-            },
+            idle_gpus={n: int(value) for n, value in self._column(system, model, _COLUMNS[2]).items()},
             falls_back=falls_back,
-            n_stages=assumed.n_stages,
+            n_stages=assumed.n_stages if n_stages is None else n_stages,
             slow_down=assumed.slow_down,
             overload_limit=assumed.overload_limit,
             useful_share=assumed.useful_share,
-            plain_throughput=self._column("varuna", model, "published_samples_per_s"),
+            plain_throughput=self._column("varuna", model, _COLUMNS[0]),
             horizon_ms=_ms(assumed.horizon_s),
+            model=model,
         )
+        check_restarts(system, costs)
+        return costs
 
     def _column(self, system: str, model: str, column: str) -> dict[int, float]:
         """Return a column by number of nodes, without missing values."""
@@ -772,6 +838,8 @@ class SystemSimulator(ABC):
         self.state, self.step_ms = State.RUNNING, step_ms
         if self.start_ms is None:
             self.start_ms = self.previous_ms = time_ms
+        elif self.is_repaired(Defect.D11) and isinstance(self.steps, Steps):
+            self.previous_ms = time_ms
         self.placed(self.n_ready)
         self.next_step(time_ms)
 
@@ -883,7 +951,9 @@ class VarunaMachine(SystemSimulator):
     def rendezvous_ms(self) -> int:
         """Return the time of a restart, without the checkpoint that it includes."""
         by_nodes = self.costs.restart_by_nodes_ms
-        restart_ms = by_nodes[self.n_nodes] if by_nodes and self.n_nodes else self.costs.restart_ms
+        restart_ms = self.costs.restart_ms
+        if by_nodes and self.n_nodes:
+            restart_ms = _entry(by_nodes, self.n_nodes, "varuna's restart time", self.costs.model)
         return restart_ms - self.costs.checkpoint_ms
 
     def placed(self, n_nodes: int) -> None:
@@ -892,7 +962,9 @@ class VarunaMachine(SystemSimulator):
 
     def spend_steps(self, time_ms: int, n_steps: int) -> None:
         """Account for steps, and for the GPUs that they leave idle."""
-        idle = self.costs.idle_gpus[self.n_nodes] if self.costs.idle_gpus else 0
+        idle, by_nodes = 0, self.costs.idle_gpus
+        if by_nodes:
+            idle = _entry(by_nodes, self.n_nodes, "varuna's number of idle GPUs", self.costs.model)
         self.account.released_ms[Category.IDLE] += (time_ms - self.previous_ms) * idle // self.n_nodes
         super().spend_steps(time_ms, n_steps)
 
@@ -1006,12 +1078,11 @@ class BambooMachine(SystemSimulator):
 
     def spend_steps(self, time_ms: int, n_steps: int) -> None:
         """Count as useful the time that the same samples take without redundant work."""
-        plain = self.costs.plain_throughput
-        if plain is None:
+        rate = self.costs.plain_samples_per_s(self.n_used)
+        if not rate:
             super().spend_steps(time_ms, n_steps)
             return
-        n_nodes = min(max(self.n_used, min(plain)), max(plain))
-        useful_ms = int(1000 * self.costs.samples_per_step / plain[n_nodes])
+        useful_ms = int(1000 * self.costs.samples_per_step / rate)
         self.account.spend(Category.REDUNDANT, time_ms, n_steps * useful_ms)
 
     def needs(self, node: Node) -> bool:
@@ -1278,8 +1349,11 @@ def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> fl
     ------
     UnknownNameError
         There is no such system.
+    InputError
+        A restart is shorter than its checkpoint, or the job cannot run on so many nodes.
     """
     step_s = _step_s(costs, n_nodes)
+    check_restarts(system, costs)
     if system == "oobleck":
         return max(0.0, mtbf_s - costs.global_ms * MS - step_s / 2.0) / mtbf_s
     if system == "bamboo":
@@ -1385,12 +1459,17 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
     UnknownNameError
         There is no such system.
     InputError
-        One of `PEER_SYSTEMS` without ``peers``, or with defects.
+        One of `PEER_SYSTEMS` without ``peers``, or with defects; a restart that is shorter than its
+        checkpoint; a table that has no entry for a number of nodes that are ready at some time, and has some
+        for fewer and for more.
     """
     if system not in _MACHINES:
         raise unknown_name("system", system, _MACHINES)
     if not costs.throughput:
         return Outcome(is_feasible=False)
+    check_restarts(system, costs)
+    if system not in PEER_SYSTEMS:
+        _check_entries(system, trace, costs)
     machine = _MACHINES[system](trace, costs, frozenset(repaired))
     machine.run()
     runs = machine.steps.runs()
@@ -1426,3 +1505,55 @@ def unused_nodes(trace: NodeTrace, costs: Costs) -> int:
         The most nodes present at once, less the most of the table; at least 0.
     """
     return max(0, max(trace.counts()) - max(costs.throughput, default=0)) if costs.throughput else 0
+
+
+def _ready_counts(trace: NodeTrace, costs: Costs) -> list[int]:
+    """Return the numbers of nodes that are ready at some time of a trace, ascending."""
+    added_ms: dict[str, int] = {}
+    changes = Counter[int]()  # of the number of ready nodes, by time
+    for event in trace.events:
+        if event.is_added:
+            added_ms[event.node] = event.time_ms
+        elif (ready_ms := added_ms.pop(event.node) + costs.creation_ms) < event.time_ms:
+            changes[ready_ms] += 1
+            changes[event.time_ms] -= 1
+    for time_ms in added_ms.values():
+        if time_ms + costs.creation_ms <= trace.end_ms:
+            changes[time_ms + costs.creation_ms] += 1
+    return sorted({0, *accumulate(changes[time_ms] for time_ms in sorted(changes))})
+
+
+def _check_entries(system: str, trace: NodeTrace, costs: Costs) -> None:
+    """Reject tables that lack an entry for a number of nodes that are ready at some time."""
+    for n_ready in _ready_counts(trace, costs):
+        n_nodes = costs.known(n_ready)
+        rate = _entry(costs.throughput, n_nodes, f"{system}'s throughput", costs.model)
+        if system == "varuna":
+            for what, by_nodes in (
+                ("restart time", costs.restart_by_nodes_ms),
+                ("number of idle GPUs", costs.idle_gpus),
+            ):
+                if by_nodes:
+                    _entry(by_nodes, n_nodes, f"varuna's {what}", costs.model)
+        elif system == "bamboo" and rate > 0:
+            costs.plain_samples_per_s(n_ready)
+
+
+def no_step_because(trace: NodeTrace, costs: Costs, repaired: Collection[Defect] = ()) -> str:
+    """Return why no step of a simulation is completed, in a line.
+
+    Parameters
+    ----------
+    trace, costs, repaired
+        Those of a simulation of a model that fits, without a step.
+    """
+    ready, fixed = _ready_counts(trace, costs), frozenset(repaired)
+    there, fewest = max(trace.counts()), min(costs.throughput)
+    if Defect.D10 in fixed and there < fewest:
+        return f"{there} nodes at most are there at once, and the table of throughput begins at {fewest}"
+    if there < costs.n_stages:
+        return f"{there} nodes at most are there at once, and a pipeline has {costs.n_stages} stages"
+    placed = [n_nodes for n_nodes in ready if n_nodes >= costs.n_stages]
+    if placed and all(costs.samples_per_s(n_nodes, fixed) <= 0 for n_nodes in placed):
+        return f"the table of throughput has none for {placed[-1]} nodes or fewer"
+    return "there is too little time"

@@ -65,6 +65,14 @@ class Model(Block):
         "Varuna on spot traces: whether a restart loses the steps since the last checkpoint"
     )
 
+    @model_validator(mode="after")
+    def _restart_has_its_checkpoint(self) -> "Model":
+        if self.restart_s < self.checkpoint_s:
+            raise ValueError(
+                f"restart_s of checkpoint_s ({self.checkpoint_s:g}) or more, which is part of it"
+            )
+        return self
+
 
 class Assumptions(Block):
     """Actions of the systems, and their durations."""
