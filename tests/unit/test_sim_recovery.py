@@ -191,7 +191,8 @@ def test_jobs_may_recover_in_different_ways():
     )
     found = result.losses[["job_id", "recovery", "outcome", "lost_steps"]].to_dict("records")
     assert found[0] == {"job_id": "a", "recovery": "resilient", "outcome": "in memory", "lost_steps": 0.0}
-    assert found[1] == {"job_id": "b", "recovery": "", "outcome": "checkpoint", "lost_steps": 0.0}
+    # A job without a name in the mapping restarts, and has lost all since its start.
+    assert found[1] == {"job_id": "b", "recovery": "restart", "outcome": "checkpoint", "lost_steps": 30.0}
 
 
 @pytest.mark.parametrize(
