@@ -16,6 +16,7 @@ from makespan.errors import InputError, MissingDataError, TraceError, UnknownNam
 from makespan.sim import FailureModel, NodeEvent, NodeEventKind, Recovery, node_events
 from makespan.tables import LOSSES, read_csv
 from makespan.units import DAY
+from makespan.workloads import JobSpec
 
 WHERE = toy_nodes(4, 2)
 HEAD = "time_s,node_id,kind\n"
@@ -225,6 +226,19 @@ def test_failures_that_end_before_the_jobs_are_reported(caplog):
     with caplog.at_level(logging.WARNING):
         makespan.simulate(few, "fifo")
     assert "failures were generated for 0.0 days only" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["morphling-work", "morphling-lookahead"])
+def test_a_job_alone_counts_as_holding_what_it_computes_on_also_as_a_guest(policy):
+    job = JobSpec("a", 0.0, "roberta", 16, 128, "zero-dp", 20_000)
+    failures = [NodeEvent(1000.0, 0, NodeEventKind.FAILED), NodeEvent(4000.0, 0, NodeEventKind.JOINED)]
+    scenario = makespan.scenario([job], n_nodes=2, failures=failures)
+    run = makespan.simulate(scenario, policy)
+    # morphling-work makes the job a guest on the other node, which nobody holds; the other one starts it.
+    is_guest = (run.result.events["shared_nodes"] != "").any()
+    assert is_guest == (policy == "morphling-work")
+    assert run.metrics.gpu_allocation_ratio == pytest.approx(0.995, abs=5e-4)
+    assert run.goodput.ratio == pytest.approx(0.653, abs=5e-4)
 
 
 # --- commands -------------------------------------------------------------------------------------

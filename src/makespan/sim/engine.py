@@ -660,8 +660,13 @@ class Engine:
         recovery, held = job._recovery, job.allocation
         if recovery is not None:
             return self._interruptions.interrupt(job, recovery, node, self.view.time_s)
-        steps = self._steps_since_checkpoint(job)
-        gpu_s = steps * job._step_s * held.n_gpus if held is not None and steps else 0.0
+        steps, since_s = self._since_checkpoint(job)
+        if held is None or not steps:
+            gpu_s = 0.0
+        elif held.is_guest:
+            gpu_s = job._unheld_gpu_s(float, since_s)
+        else:
+            gpu_s = steps * job._step_s * held.n_gpus
         return Loss(steps, gpu_s, LossOutcome.CHECKPOINT)
 
     # --- events of nodes --------------------------------------------------------------------
@@ -790,21 +795,22 @@ class Engine:
             evicted.append(guests.pop())
         return evicted
 
-    def _steps_since_checkpoint(self, job: JobView) -> float:
-        """Return the steps since the last checkpoint, which an interruption loses.
+    def _since_checkpoint(self, job: JobView) -> tuple[float, float]:
+        """Return the steps since the last checkpoint, which an interruption loses, and when that was [s].
 
         Checkpoints are written at multiples of the interval in running time, that is, from ready on.
         """
         every_s = self.scenario.checkpoint_interval_s
+        now_s = self.view.time_s
         if every_s is None or job.allocation is None:
-            return 0.0
-        elapsed_s = max(self.view.time_s - job.ready_time_s, 0.0)
+            return 0.0, now_s
+        elapsed_s = max(now_s - job.ready_time_s, 0.0)
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
         if lost_s <= 0 or not job.allocation.is_guest:
-            return max(lost_s, 0.0) / job._step_s
+            return max(lost_s, 0.0) / job._step_s, now_s - lost_s
         # The speed of a guest changes during an allocation: interpolate its steps between the changes.
-        times_s, steps_left = zip(*job._marks, (self.view.time_s, job._steps_left_now()), strict=True)
-        return float(np.interp(self.view.time_s - lost_s, times_s, steps_left) - steps_left[-1])
+        times_s, steps_left = zip(*job._marks, (now_s, job._steps_left_now()), strict=True)
+        return float(np.interp(now_s - lost_s, times_s, steps_left) - steps_left[-1]), now_s - lost_s
 
     # --- guests -----------------------------------------------------------------------------
 
@@ -817,9 +823,12 @@ class Engine:
     def _update_speeds(self, _: None, __: None) -> None:
         self._speed_update_s = _NAN
         for job in self.cluster_state.guests_on_changed_nodes():
+            is_other = self.cluster_state.update_unheld(job)
             if self.cluster_state.update_speed(job):
                 self.schedule_ends(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
                 self.record(EventKind.SPEED_CHANGED, job, "idle time")
+            elif is_other:
+                self.record(EventKind.SPEED_CHANGED, job, "holders", job._steps_left_now())
 
     # --- decisions --------------------------------------------------------------------------
 
@@ -902,18 +911,22 @@ class Engine:
 
     # --- records ----------------------------------------------------------------------------
 
-    def record(self, kind: EventKind, job: JobView, reason: str) -> None:
-        """Append a row about a job to the events table, and notify the observers."""
+    def record(self, kind: EventKind, job: JobView, reason: str, steps_left: float | None = None) -> None:
+        """Append a row about a job to the events table, and notify the observers.
+
+        ``steps_left`` is given where the job goes on at the same speed.
+        """
         held, rows = job.allocation, self.rows
+        steps_left = job._steps_left if steps_left is None else steps_left
         head = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
-            rows.append((*head, "", 0, "", reason, "", 0, _NAN, job._steps_left, ""))
+            rows.append((*head, "", 0, "", reason, "", 0, _NAN, steps_left, ""))
         else:
             item, nodes, shared_nodes = held.configuration, job._held_text, ""
             if held.is_guest:
                 nodes, shared_nodes = shared_nodes, nodes
-            resources = (nodes, held.n_gpus, item.plan, reason, item.family, item.cpu_threads, job._step_s)
-            rows.append((*head, *resources, job._steps_left, shared_nodes))
+            resources = (nodes, job._n_gpus, item.plan, reason, item.family, item.cpu_threads, job._step_s)
+            rows.append((*head, *resources, steps_left, shared_nodes))
         if self.observers:
             self._tell_observers()
 

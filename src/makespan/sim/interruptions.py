@@ -162,7 +162,10 @@ class Interruptions:
         # The speed of a guest changes during an allocation: interpolate its steps between the changes.
         times_s, steps_left = zip(*job._marks, (now_s, job._steps_left_now()), strict=True)
         trained_s = [recovery.trained_s(time_s - job.ready_time_s) for time_s in times_s]
-        unsaved.add(float(np.interp(saved_s, trained_s, steps_left) - steps_left[-1]), 0.0)
+        steps = float(np.interp(saved_s, trained_s, steps_left) - steps_left[-1])
+        if steps > 0:  # so that the mean time of a step on devices that nobody holds exists
+            gpu_s = job._unheld_gpu_s(lambda time_s: recovery.trained_s(time_s - job.ready_time_s), saved_s)
+            unsaved.add(steps, gpu_s / steps)
         return unsaved
 
     def _return_to_checkpoint(self, job: JobView, unsaved: _Unsaved) -> Loss:
