@@ -43,6 +43,10 @@ def failure_schedules(draw, spec):
         events += [NodeEvent(float(time), node, kinds[turn % 2]) for turn, time in enumerate(times)]
         if len(times) % 2:
             events.append(NodeEvent(400.0, node, NodeEventKind.JOINED))
+        if draw(st.booleans()):
+            at_s, count = draw(st.integers(1, 200)), draw(st.integers(1, spec.nodes[node].n_gpus))
+            events.append(NodeEvent(float(at_s), node, NodeEventKind.WITHDRAWN, count))
+            events.append(NodeEvent(400.0, node, NodeEventKind.RETURNED))
     return events
 
 

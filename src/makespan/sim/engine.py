@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -638,28 +638,31 @@ class Engine:
         self._schedule_speed_update()
         self.request_decision()
 
-    def evict(self, jobs: Sequence[JobView], node: int = -1) -> list[Loss]:
+    def evict(
+        self, jobs: Sequence[JobView], node: int = -1, n_left: Sequence[int] | None = None
+    ) -> list[Loss]:
         """Release the devices of jobs, take from each what it loses, and queue the jobs again.
 
-        ``node`` is the one that was lost. Returns the losses, in the order of the jobs.
+        ``node`` is the one that was lost, all but ``n_left`` devices there of each job. Returns the losses,
+        in the order of the jobs.
         """
         losses = []
-        for job in jobs:
-            loss = self.loss_of(job, node)
+        for job, count in zip(jobs, n_left or [0] * len(jobs), strict=True):
+            loss = self.loss_of(job, node, count)
             self.release(job)
             self.cluster_state.set_steps_left(job, job._steps_left + loss.steps)
             losses.append(loss)
         self.cluster_state.queue_again(jobs)
         return losses
 
-    def loss_of(self, job: JobView, node: int) -> Loss:
-        """Return what a job loses that still holds its devices, ``node`` being lost.
+    def loss_of(self, job: JobView, node: int, n_left: int = 0) -> Loss:
+        """Return what a job loses that still holds its devices, all but ``n_left`` on ``node`` being lost.
 
         A job without a `Recovery` returns to its last checkpoint.
         """
         recovery, held = job._recovery, job.allocation
         if recovery is not None:
-            return self._interruptions.interrupt(job, recovery, node, self.view.time_s)
+            return self._interruptions.interrupt(job, recovery, node, self.view.time_s, n_left)
         steps, since_s = self._since_checkpoint(job)
         if held is None or not steps:
             gpu_s = 0.0
@@ -701,8 +704,11 @@ class Engine:
             self.cluster_state.change_capacity(event, -n_gpus)
             self._record_node(EventKind.CAPACITY_RETURNED, node, "returned", n_gpus)
         elif event.kind is NodeEventKind.WITHDRAWN:
-            evicted = self._jobs_to_evict(node, n_gpus)
-            losses = self.evict(evicted, node)  # before the change: only free devices can be withdrawn
+            evicted, n_left = self._jobs_to_evict(node, n_gpus)
+            if n_gpus == self.view.gpus_per_node[node]:
+                gone = list(self.lost_from_memory(node))
+            # Before the change: only free devices can be withdrawn.
+            losses = self.evict(evicted, node, n_left)
             self.cluster_state.change_capacity(event, n_gpus)
             self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
         else:
@@ -729,7 +735,7 @@ class Engine:
 
         A guest does not: the devices that are left are those of others.
         """
-        before, left = job._last, self._interruptions.nodes_left(job)
+        before, left = job._last, self._interruptions.devices_left(job)
         if before is None or before.is_guest or not left:
             return
         keeps = self.policy.honours_guarantees and job.spec.is_guaranteed
@@ -768,18 +774,25 @@ class Engine:
         head = (self.view.time_s, len(self.rows), job.spec.job_id, node, kind)
         self.losses.append((*head, loss.outcome.value, loss.steps, loss.gpu_s))
 
-    def _jobs_to_evict(self, node: int, n_gpus: int) -> list[JobView]:
-        """Return the jobs to evict before devices of a node are withdrawn, the last started first."""
-        nodes, evicted = self.cluster_state.nodes, []
+    def _jobs_to_evict(self, node: int, n_gpus: int) -> tuple[list[JobView], list[int]]:
+        """Return the jobs to evict before devices of a node are withdrawn, and how many each has left there.
+
+        The job that started last comes first, and loses as many devices as are still missing. A guest that
+        lacks memory has none left.
+        """
+        nodes, evicted, n_left = self.cluster_state.nodes, list[JobView](), list[int]()
         if not nodes.up[node]:
-            return []
+            return evicted, n_left
         missing = {False: n_gpus - nodes.free_gpus[node], True: n_gpus - nodes.unshared(node)}  # by is_guest
         for job in reversed(self.cluster_state.holders(node)):
             held = job.allocation
             if held is not None and missing[held.is_guest] > 0:
+                count = dict(held.shares)[node]
                 evicted.append(job)
-                missing[held.is_guest] -= dict(held.shares)[node]
-        return evicted + self._guests_without_memory(node, n_gpus, evicted)
+                n_left.append(max(count - missing[held.is_guest], 0))
+                missing[held.is_guest] -= count
+        crowded = self._guests_without_memory(node, n_gpus, evicted)
+        return evicted + crowded, n_left + [0] * len(crowded)
 
     def _guests_without_memory(self, node: int, n_gpus: int, leaving: Sequence[JobView]) -> list[JobView]:
         """Return the guests that lack memory after devices and evicted jobs left, the last started first."""
@@ -946,15 +959,18 @@ class Engine:
 
 
 def allocations_on(
-    before: Allocation, left: Set[int], job: JobView, catalogue: Catalogue
+    before: Allocation, left: Mapping[int, int], job: JobView, catalogue: Catalogue
 ) -> Iterator[list[Allocation]]:
-    """Yield the allocations of a job to the devices that it has left, those of all devices first.
+    """Yield the allocations of a job to the devices that it has left by node, those of all devices first.
 
     Then come those of one device fewer each time, if all are of one type.
     """
     types = before.configuration.gpu_types or ("",) * len(before.nodes)
-    counts = before.configuration.placement.gpus_per_node
-    shares = [share for share in zip(counts, types, before.nodes, strict=True) if share[2] in left]
+    shares = [
+        (left[node], gpu_type, node)
+        for gpu_type, node in zip(types, before.nodes, strict=True)
+        if node in left
+    ]
     total = Counter[str]()
     for count, gpu_type, _ in shares:
         total[gpu_type] += count

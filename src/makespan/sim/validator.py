@@ -184,6 +184,14 @@ class NodeAccounts:
             max(self._used[node][0], self._used[node][3]) > self._devices(node) or self._crowding(node) != ""
         )
 
+    def left_of(self, node: int, count: int, *, is_guest: bool) -> int:
+        """Return how many of the devices of a job on a node are left after the node lost some.
+
+        A guest that only lacks memory has none left.
+        """
+        missing = self._used[node][3 if is_guest else 0] - self._devices(node)
+        return max(count - int(missing), 0) if missing > 0 else 0
+
     def _devices(self, node: int) -> int:
         return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
 
@@ -203,7 +211,10 @@ class NodeAccounts:
             if not 0 <= withdrawn <= self._nodes[node].n_gpus:
                 found = f"{withdrawn} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
                 self._rules.report("failure", row, f"{found}; expected none to all")
+            had_any = self._devices(node) > 0
             self._withdrawn[node] = withdrawn
+            if had_any and not self._devices(node):
+                self.failed.append(node)
         else:
             joins = row.kind == "node_joined"
             if self._is_up[node] == joins:
@@ -334,9 +345,10 @@ class ReplayedLoss(NamedTuple):
 
 
 class _InMemory(NamedTuple):
-    """Nodes that have the state of a waiting job, and the failures of nodes until it was interrupted."""
+    """Nodes that have the state of a waiting job, its devices there, and failures until its interruption."""
 
     nodes: Set[int]
+    devices: Mapping[int, int]
     n_failed: int
 
 
@@ -445,9 +457,10 @@ class JobAccount:
             self._report("recovery", row, f"{found}; expected a resilient job, interrupted at this instant")
         else:
             self._check_memory(row)
-            if outside := self._nodes.shares(row.nodes).by_node.keys() - memory.nodes:
-                left = f"expected those that it has left, {sorted(memory.nodes)}"
-                self._report("recovery", row, f"regrouped on node(s) {sorted(outside)}; {left}")
+            taken = self._nodes.shares(row.nodes).by_node
+            if outside := sorted(node for node, n in taken.items() if n > memory.devices.get(node, 0)):
+                left = f"expected devices that it has left, {dict(memory.devices)} by node"
+                self._report("recovery", row, f"regrouped on node(s) {outside}; {left}")
         self._hold_again(row)
 
     def _check_memory(self, row: Row) -> None:
@@ -531,7 +544,9 @@ class JobAccount:
         if not (self._rules.is_live or any(self._nodes.is_short(node) for node in self._shares)):
             self._report("failure", row, "interrupted, but no node of the job lost devices")
         self._count_unsaved(row.time_s)
-        recovery, left = self._recovery, self._shares.keys() - {self._nodes.last_changed}
+        recovery, node = self._recovery, self._nodes.last_changed
+        n_left = self._nodes.left_of(node, self._shares.get(node, 0), is_guest=self._is_guest)
+        left = {one: n_left if one == node else n for one, n in self._shares.items() if one != node or n_left}
         is_recovering = self._n_lost > 0 and row.time_s < self._ready_s
         self._settle(row)
         self.state = "waiting"
@@ -543,7 +558,7 @@ class JobAccount:
             self._n_lost, self._restarts = 0, True
             self._lose(row, math.inf, "checkpoint")
             return
-        self._in_memory = _InMemory(left, len(self._nodes.failed))
+        self._in_memory = _InMemory(left.keys(), left, len(self._nodes.failed))
         done = self._total - self._left
         running = done - math.floor(done)
         if min(running, 1.0 - running) <= self._tolerance(row.time_s):
