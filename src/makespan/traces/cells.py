@@ -207,7 +207,7 @@ def repair(
 ) -> None:
     """Append the finding that the rows where ``wrong`` is true are repaired, if there are any.
 
-    ``before`` has the numbers of GPUs before a repair that changes them.
+    ``before`` has the numbers of GPUs before a repair that changes these, in the mean over the duration.
     """
     rows = _rows(frame, wrong)
     if not rows:
