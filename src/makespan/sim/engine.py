@@ -226,7 +226,7 @@ class InfeasibleDecision(PolicyError):
 
 
 class StalledError(MakespanError):
-    """Deadlock: jobs are pending, none runs, and no event is left or the policy never starts one."""
+    """Deadlock: jobs are left, and no event is, or the policy never starts one or never lets one run."""
 
 
 def _shown(value: object) -> str:
@@ -470,6 +470,9 @@ def _check_memory(
 # speeds of guests depend on its decision.
 _NODE, _COMPLETION, _ARRIVAL, _ASK, _SPEED = range(5)
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
+_MAX_CHANGES = (
+    10_000  # decisions that change something, but let no job make progress, before it counts as stuck
+)
 _ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this instant counts as written
 _NAN = float("nan")
 
@@ -511,7 +514,8 @@ class Engine:
         self.n_arrived = 0
         self._ask_times: set[float] = set()
         self._n_node_events_left = 0
-        self._idle_rounds = 0
+        self._idle_rounds = self._n_changes = 0
+        self._steps_left: dict[int, float] | None = None  # of all jobs, at the last check for progress
         self._speed_update_s = _NAN
         self._interruptions = Interruptions(scenario.extra_steps)
 
@@ -561,15 +565,17 @@ class Engine:
 
     def stalled(self, reason: str = "no event left") -> StalledError:
         """Return the error of a deadlock; it names the first pending job and counts nodes that are down."""
-        pending = [job.spec.job_id for job in self.view.pending]
+        waiting = self.view.pending or self.view.running
+        state = "pending" if self.view.pending else "running"
+        names = [job.spec.job_id for job in waiting]
         n_nodes = self.view.n_nodes
         n_down = sum(not self.view.is_up(node) for node in range(n_nodes))
         down = f"while {n_down} of {n_nodes} nodes are down; expected nodes that return, and"
         expected = f", {down}" if n_down else "; expected"
         return StalledError(
             f"{policy_label(self.policy)} at {self.view.time_s:.6g} s: deadlock: "
-            f"{len(pending)} pending job(s) and {reason} (first job: {pending[0]!r}){expected} a policy "
-            "that starts every job"
+            f"{len(names)} {state} job(s) and {reason} (first job: {names[0]!r}){expected} a policy "
+            "that starts every job and lets it run"
         )
 
     # --- events of jobs ---------------------------------------------------------------------
@@ -875,14 +881,32 @@ class Engine:
         decision, self.policy_state = self.adviser.decide(view, self.policy_state)
         self.policy_wall_s += time.perf_counter() - began
         self.n_decisions += 1
+        n_rows = len(self.rows)
         if decision.changes:
             self._apply(decision)
+        has_changed = len(self.rows) > n_rows
         if self._interruptions.waiting:
             for job, loss in self.given_up():
                 self._roll_back(job, loss, -1, "no devices in time")
         if decision.wake_up_s is not None:
             self._ask_at(decision.wake_up_s)
         self._check_idle()
+        if has_changed:
+            self._check_progress()
+
+    def _check_progress(self) -> None:
+        """Raise if a policy changes jobs again and again and none of them makes progress."""
+        if self._n_node_events_left or self.n_arrived < len(self.arrivals):
+            self._n_changes, self._steps_left = 0, None
+            return
+        self._n_changes += 1
+        if self._n_changes < _MAX_CHANGES:
+            return
+        jobs = (*self.view.pending, *self.view.running)
+        left, before = {job.index: job._steps_left_now() for job in jobs}, self._steps_left
+        if before is not None and left == before:
+            raise self.stalled(f"none made progress in {_MAX_CHANGES} decisions that changed something")
+        self._n_changes, self._steps_left = 0, left
 
     def _check_idle(self) -> None:
         """Raise if a policy wakes up again and again without starting a pending job."""
