@@ -478,6 +478,8 @@ def scenario(
     throughput = listed.source or throughput
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
+    few = (f"  {n_jobs} jobs are asked for; the list has {len(rows)}, which all run",)
+    missing = few if n_jobs is not None and n_jobs > len(rows) else ()
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
     jobs, planned_lines = with_planned(jobs, rows, listed.times, throughput, where, origin)
     jobs, rows, times, changed = settled(
@@ -513,7 +515,16 @@ def scenario(
         report="\n".join(
             filter(
                 None,
-                [place.report, head, *listed.lines, *lines, *planned_lines, *changed, origin_of_failures],
+                [
+                    place.report,
+                    head,
+                    *missing,
+                    *listed.lines,
+                    *lines,
+                    *planned_lines,
+                    *changed,
+                    origin_of_failures,
+                ],
             )
         ),
         kept=listed.kept,
