@@ -61,6 +61,8 @@ Shapes = tuple[tuple[int, ...], ...]  # devices per node, largest first, of each
 def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataFrame:
     """Return the devices held and present after each instant at which something happened.
 
+    Devices that a guest uses and nobody holds count as held, as jobs compute on them.
+
     Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_held``, ``gpus_present`` and
     ``gpu_allocation_ratio``, held over present (0 where no device is); each row holds until the next.
 
@@ -103,7 +105,10 @@ def _sums_by_instant(instants: NDArray[np.intp], changes: ArrayLike, n: int) -> 
 
 @typed
 def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the devices held after each instant, one column per family of the execution plan, by name."""
+    """Return the devices held after each instant, one column per family of the execution plan, by name.
+
+    Devices count as in `allocation_over_time`.
+    """
     table = EVENTS.validate(events, where="events")
     of_jobs = table[table["job_id"] != ""]
     before = of_jobs.groupby("job_id")[["n_gpus", "family"]].shift()
@@ -125,7 +130,8 @@ def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
 def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
     """Return the device time held over that present, from the first submission to the last finish.
 
-    NaN if nothing happened or no device was present. The table is as for `allocation_over_time`.
+    Devices that a guest uses and nobody holds count as held. NaN if nothing happened or no device was
+    present. The table is as for `allocation_over_time`.
     """
     table = EVENTS.validate(events, where="events")
     times_s, n_held, n_present = _devices_over_time(table, cluster)
@@ -394,7 +400,7 @@ class Summary:
     avg_slowdown, avg_finish_time_fairness, max_finish_time_fairness
         Mean completion time over duration alone; mean and worst fairness, see `job_metrics` for the share.
     gpu_allocation_ratio
-        Device time held over device time present, from first submission to last finish.
+        Device time held, by guests alone too, over device time present, from first submission to last finish.
     reconfigurations_per_job
         Restart delays per job, the first start included.
     sla_attainment
@@ -522,8 +528,8 @@ class _Account:
 def job_goodput(events: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
     """Return the device time of each job by its use, schema `makespan.tables.JOB_GOODPUT`, by submission.
 
-    Goodput is the device time of steps that were not lost over all device time that a job held. A guest holds
-    no devices, so that its steps count for nothing.
+    Goodput is the device time of steps that were not lost over all device time that a job held. Devices that
+    a guest uses count while nobody holds them; beside a holder, whose time they are, they count for nothing.
 
     Parameters
     ----------
@@ -568,8 +574,9 @@ class Goodput:
     n_interruptions, lost_steps, recovery_s
         Interruptions, steps lost in them, and time from each until the job was ready again [s], in total.
     held_gpu_s, useful_gpu_s, lost_gpu_s, checkpoint_gpu_s, recovery_gpu_s, restart_gpu_s
-        Time of devices that jobs held, and its parts: steps that were kept, steps that were lost,
-        checkpoints, restarts and pauses after interruptions, other starts and changes.
+        Time of devices that jobs held, or that guests used while nobody did, and its parts: steps that were
+        kept, steps that were lost, checkpoints, restarts and pauses after interruptions, other starts and
+        changes.
     """
 
     n_interruptions: int

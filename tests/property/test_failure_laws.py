@@ -43,6 +43,10 @@ def failure_schedules(draw, spec):
         events += [NodeEvent(float(time), node, kinds[turn % 2]) for turn, time in enumerate(times)]
         if len(times) % 2:
             events.append(NodeEvent(400.0, node, NodeEventKind.JOINED))
+        if draw(st.booleans()):
+            at_s, count = draw(st.integers(1, 200)), draw(st.integers(1, spec.nodes[node].n_gpus))
+            events.append(NodeEvent(float(at_s), node, NodeEventKind.WITHDRAWN, count))
+            events.append(NodeEvent(400.0, node, NodeEventKind.RETURNED))
     return events
 
 
@@ -102,7 +106,11 @@ def test_device_time_adds_up_and_progress_is_lost_only_where_a_row_says_so(polic
     jobs = job_goodput(result.events, result.losses).set_index("job_id")
     outcomes = result.outcomes.set_index("job_id").loc[jobs.index]
     parts = ["useful_gpu_s", "lost_gpu_s", "checkpoint_gpu_s", "recovery_gpu_s", "restart_gpu_s"]
-    held = outcomes["attained_service_gpu_s"].to_numpy()
+    of_jobs = result.events[result.events["job_id"] != ""]
+    until_s = of_jobs.groupby("job_id")["time_s"].shift(-1)
+    as_guest_gpu_s = (until_s - of_jobs["time_s"]) * of_jobs["n_gpus"] * (of_jobs["shared_nodes"] != "")
+    alone_gpu_s = as_guest_gpu_s.groupby(of_jobs["job_id"]).sum().loc[jobs.index]
+    held = (outcomes["attained_service_gpu_s"] + alone_gpu_s).to_numpy()
     assert jobs["held_gpu_s"].to_numpy() == pytest.approx(held, rel=1e-6, abs=1e-6)
     assert jobs[parts].sum(axis=1).to_numpy() == pytest.approx(held, rel=1e-6, abs=1e-6)
     assert (jobs[parts] >= -1e-6).all(axis=None)

@@ -174,7 +174,7 @@ def test_jobs_run_by_true_times_whatever_policies_know(known: str, tmp_path: Pat
     catalogue = scenario(workload="mt", source="emulated", n_jobs=30, predictions=known).catalogue
     keys = {job.rsplit("-", 1)[0] for job in events["job_id"]}
     true_s = {(item.plan, item.iter_time_s) for key in keys for item in catalogue.all(key)}
-    held = events[events["n_gpus"] > 0]
+    held = events[events["nodes"] != ""]  # guests are slower
     assert set(zip(held["plan"], held["iter_time_s"], strict=True)) <= true_s
     differs = any(
         item.iter_time_s != item.predicted_iter_time_s for key in keys for item in catalogue.all(key)

@@ -378,6 +378,19 @@ def test_philly_durations_add_up_over_attempts_and_the_last_one_has_the_gpus(phi
     assert reasons(trace.report) == {"attempts differ in their GPUs": (1,)}
 
 
+def test_philly_hours_count_each_attempt_with_its_own_gpus(philly_file):
+    wide = {f"m{number}": 8 for number in range(8)}
+    attempts = [
+        attempt("2017-10-07 02:00:00", "2017-10-07 12:00:00", **wide),
+        attempt("2017-10-07 13:00:00", "2017-10-07 13:01:00", m1=1),
+    ]
+    report = read_philly_jobs(philly_file(philly(attempts=attempts))).report
+    assert report.gpu_hours == pytest.approx(10 + 1 / 60)
+    assert report.gpu_hours_read == pytest.approx(640 + 1 / 60)
+    assert "640.0 GPU-hours read, 10.0 kept" in report.text
+    assert "(10.0 GPU-hours, 630.0 fewer than stated)" in report.text
+
+
 def test_philly_drops_and_repairs_are_reported(philly_file):
     end = "2017-10-07 01:20:00"
     good = "2017-10-07 01:10:00"
@@ -494,6 +507,11 @@ def test_helios_drops_and_repairs_are_reported(write):
     assert found["starts before its submission"] == (8,)
     assert found["job name occurs again"] == (9,)
     assert found["submitted before the row above"] == (10,)
+
+
+def test_helios_hours_that_were_read_are_those_of_the_stated_duration(write):
+    report = read_helios_jobs(write(HELIOS + helios(took="999"))).report
+    assert (report.gpu_hours, report.gpu_hours_read) == pytest.approx((2 * 120 / 3600, 2 * 999 / 3600))
 
 
 def test_broken_helios_rows_are_refused(write):

@@ -16,6 +16,7 @@ from makespan.errors import InputError, MissingDataError, TraceError, UnknownNam
 from makespan.sim import FailureModel, NodeEvent, NodeEventKind, Recovery, node_events
 from makespan.tables import LOSSES, read_csv
 from makespan.units import DAY
+from makespan.workloads import JobSpec
 
 WHERE = toy_nodes(4, 2)
 HEAD = "time_s,node_id,kind\n"
@@ -168,6 +169,49 @@ def test_a_scenario_with_failures_restarts_jobs_unless_told_otherwise():
     assert makespan.scenario(n_jobs=3).recovery is None
 
 
+def two_jobs(tmp_path, monkeypatch):
+    """Write a measured model, two nodes that fail together, and two jobs that each fill a node."""
+    rows = "".join(
+        f"my-model,ga,{n},1,96,{time_s},,,,True,True,,measured\n"
+        for n, time_s in ((1, 8.0), (2, 4.5), (4, 2.5), (8, 1.5))
+    )
+    (tmp_path / "my-model.csv").write_text(
+        "workload,exec_plan,placement,cpu_threads,global_batch_size,iter_time_s,forward_s,overlap_sync_s,"
+        f"optimize_s,feasible,clean,flag,provenance\n{rows}"
+    )
+    nodes = "".join(f"n{number},8,96,768e9,a800-80\n" for number in range(2))
+    (tmp_path / "nodes.csv").write_text(f"node_id,n_gpus,n_cpus,memory_bytes,gpu\n{nodes}")
+    jobs = "".join(f"{name},0,my-model,8,8,ga,1999\n" for name in "ab")
+    (tmp_path / "l.csv").write_text(f"job_id,submit_time_s,workload,n_gpus,n_cpus,plan,steps\n{jobs}")
+    events = "".join(f"1700,{node},failed\n1800,{node},joined\n" for node in range(2))
+    (tmp_path / "f.csv").write_text(HEAD + events)
+    monkeypatch.chdir(tmp_path)
+    return {
+        "source": "measured",
+        "measured_dir": tmp_path,
+        "cluster_name": "nodes.csv",
+        "restart_delay_s": 100,
+        "interval_s": 0,
+        "failures": "f.csv",
+    }
+
+
+def test_jobs_that_a_mapping_of_recoveries_does_not_name_restart(tmp_path, monkeypatch):
+    options = two_jobs(tmp_path, monkeypatch)
+    for names in ({}, {"a": Recovery("restart")}):
+        scenario = makespan.scenario("l.csv", recovery=names, **options)
+        lost = makespan.simulate(scenario, "fifo").result.losses["lost_steps"]
+        assert lost.tolist() == pytest.approx([1600 / 1.5] * 2)
+
+
+def test_a_mapping_of_recoveries_names_jobs_of_the_list_also_those_left_out(tmp_path, monkeypatch):
+    options = two_jobs(tmp_path, monkeypatch)
+    with pytest.raises(InputError, match="recovery: no job has the name 'c'; expected names of the job list"):
+        makespan.scenario("l.csv", recovery={"c": Recovery()}, **options)
+    first = makespan.scenario("l.csv", n_jobs=1, recovery={"b": Recovery("elastic")}, **options)
+    assert first.recovery == {}
+
+
 def test_no_failures_a_day_are_no_failures():
     none, without = (
         makespan.simulate(makespan.scenario("base", n_jobs=12, failures=failures, recovery="restart"), "fifo")
@@ -182,6 +226,19 @@ def test_failures_that_end_before_the_jobs_are_reported(caplog):
     with caplog.at_level(logging.WARNING):
         makespan.simulate(few, "fifo")
     assert "failures were generated for 0.0 days only" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["morphling-work", "morphling-lookahead"])
+def test_a_job_alone_counts_as_holding_what_it_computes_on_also_as_a_guest(policy):
+    job = JobSpec("a", 0.0, "roberta", 16, 128, "zero-dp", 20_000)
+    failures = [NodeEvent(1000.0, 0, NodeEventKind.FAILED), NodeEvent(4000.0, 0, NodeEventKind.JOINED)]
+    scenario = makespan.scenario([job], n_nodes=2, failures=failures)
+    run = makespan.simulate(scenario, policy)
+    # morphling-work makes the job a guest on the other node, which nobody holds; the other one starts it.
+    is_guest = (run.result.events["shared_nodes"] != "").any()
+    assert is_guest == (policy == "morphling-work")
+    assert run.metrics.gpu_allocation_ratio == pytest.approx(0.995, abs=5e-4)
+    assert run.goodput.ratio == pytest.approx(0.653, abs=5e-4)
 
 
 # --- commands -------------------------------------------------------------------------------------

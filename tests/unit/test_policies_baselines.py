@@ -505,12 +505,22 @@ def test_sia_starts_small_and_at_most_doubles_in_a_round() -> None:
     jobs = [job("a", 0.0, 4000), job("late", 30.0, 1, n_gpus=1)]
     original = replace(REGISTRY["sia"], start_factor=1.0, growth=2.0)
     steps = held_by(run(original, jobs, toy_nodes(1, 8), interval_s=10.0))
-    assert [row for row in steps if row[1] == "a"][:2] == [[0.0, "a", 1], [30.0, "a", 2]]
+    assert [row for row in steps if row[1] == "a"][:2] == [[0.0, "a", 1], [10.0, "a", 2]]
     at_once = held_by(run(replace(original, growth=None), jobs, toy_nodes(1, 8), interval_s=10.0))
-    assert [row for row in at_once if row[1] == "a"][:2] == [[0.0, "a", 1], [30.0, "a", 4]]
+    assert [row for row in at_once if row[1] == "a"][:2] == [[0.0, "a", 1], [10.0, "a", 4]]
     assert (
         held_by(run(replace(original, start_factor=2.0), jobs, toy_nodes(1, 8), interval_s=10.0))[0][2] == 2
     )
+
+
+def test_sia_decides_in_every_round_in_which_a_running_job_could_grow() -> None:
+    alone = run("sia", [job("a", 0.0, 4000)], toy_nodes(1, 8), delay_s=50.0, interval_s=10.0)
+    steps = held_by(alone)
+    # No event makes the job grow, only its age: the damping of a change ends.
+    assert steps[0] == [0.0, "a", 1] and steps[1][1:] == ["a", 4]
+    assert 50.0 < steps[1][0] < 1000.0 and alone.n_decisions == 175
+    # Where it has one size only, nothing can change: the policy is asked at the start and once after.
+    assert run("sia", [job("a", 0.0, 4000)], toy_nodes(1, 1), interval_s=10.0).n_decisions == 2
 
 
 def test_sia_leaves_a_young_job_alone_because_a_restart_would_cost_too_much() -> None:

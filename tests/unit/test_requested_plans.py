@@ -189,6 +189,28 @@ def test_fewer_cpu_threads_than_gpus_are_reported(tmp_path):
     assert "CPU threads than" not in scenario("base", n_jobs=5).report
 
 
+def test_other_cpu_threads_are_reported_where_the_times_depend_on_them(tmp_path):
+    folder = measured_dir(tmp_path, "ga", threads=8)
+    rows = read_csv(folder / "roberta.csv", THROUGHPUT)
+    asked = [job("ga", job_id=f"j{count}", n_cpus=n_cpus) for count, n_cpus in enumerate((48, 0, 96, 32, 64))]
+    for factor in (1.5, 1.0):
+        slow = rows.assign(cpu_threads=4, iter_time_s=factor * rows["iter_time_s"])
+        write_csv(pd.concat([rows, slow], ignore_index=True), folder / "roberta.csv", THROUGHPUT)
+        found = scenario(asked, source="measured", measured_dir=folder)
+        threads = run(found, "fifo").result.outcomes["reference_cpu_threads"].tolist()
+        assert threads == [4, 4, 8, 4, 8]
+        if factor == 1.0:  # both numbers are equally fast
+            assert "replaced" not in found.report
+            continue
+        assert "replaced 1 job: the tables lack their CPU threads per GPU; the next fewer" in found.report
+        assert "job j0: 6 -> 4 for ga of roberta on 8 GPUs" in found.report
+        assert "replaced 1 job: they request no CPU threads" in found.report
+        assert "job j1: none for 8 GPUs -> 4 per GPU" in found.report
+        assert "replaced 1 job: they request more CPU threads" in found.report
+        assert "job j2: 12 -> 8 for ga" in found.report
+        assert "job j3" not in found.report and "job j4" not in found.report
+
+
 def test_the_emulator_prices_cpu_threads_that_matter():
     jobs = [job("zero-offload", "llama7", job_id=f"j{n}", n_cpus=n * 8) for n in (2, 8, 12)]
     found = scenario(jobs)
@@ -386,3 +408,16 @@ def test_policies_schedule_jobs_whose_plans_are_priced_on_demand(policy):
     jobs = [job("gc+a4"), job("2-1-4+interleaved2", "gpt2", job_id="b"), job("zero-dp", n_gpus=4, job_id="c")]
     done = run(scenario([replace(item, steps=2000) for item in jobs]), policy)
     assert done.violations == () and len(done.result.outcomes) == 3
+
+
+def test_a_list_with_fewer_jobs_than_asked_for_and_tenants_are_reported(tmp_path):
+    path = tmp_path / "jobs.csv"
+    rows = "".join(f"{name},0,roberta,8,64,ga,50,false,{who}\n" for name, who in (("a", "x"), ("b", "")))
+    path.write_text(f"job_id,submit_time_s,workload,n_gpus,n_cpus,plan,steps,is_guaranteed,tenant\n{rows}")
+    found = scenario(path, n_jobs=10)
+    assert len(found.jobs) == 2 and "10 jobs are asked for; the list has 2, which all run" in found.report
+    assert "ignored: tenants have no effect, as there are no quotas" in found.report
+    assert "asked for" not in scenario(path, n_jobs=2).report
+    path.write_text(path.read_text().replace(",x\n", ",\n"))
+    assert "tenants" not in scenario(path, n_jobs=1).report
+    assert "5 jobs are asked for" in scenario([job("ga")], n_jobs=5).report

@@ -415,6 +415,24 @@ def test_a_policy_that_leaves_jobs_behind_is_found_out():
         run([toy_job("a")], lambda view: {}, interval_s=1.0, asks_every_round=True)
 
 
+def test_a_policy_that_starts_and_stops_a_job_for_ever_is_found_out():
+    def stop_and_go(view):
+        changes = {job.spec.job_id: None for job in view.running} or start_all(view)
+        return Decision(changes, view.time_s + 1.0)
+
+    with pytest.raises(StalledError, match=r"none made progress in 10000 decisions that changed something"):
+        run([toy_job("a")], stop_and_go, restart_delay_s=3.0)
+    # With some progress each time the job ends.
+    assert run([toy_job("a")], stop_and_go, restart_delay_s=0.5).outcomes["n_restarts"].item() > 10
+
+    def restate(view):
+        held = {job.spec.job_id: job.allocation for job in view.running}
+        return Decision(held or start_all(view), view.time_s + 0.1)
+
+    slow = run([toy_job("a")], restate, restart_delay_s=3000.0)  # 30,000 decisions that change nothing
+    assert slow.n_decisions > 20_000
+
+
 def test_nodes_that_never_return_are_named_where_jobs_wait_for_ever():
     match = r"first job: 'a'., while 1 of 1 nodes are down; expected nodes that return, and a policy"
     with pytest.raises(StalledError, match=match):

@@ -29,6 +29,7 @@ from makespan.sim import (
 from makespan.studies import TableCatalogue
 
 FAILED, JOINED = NodeEventKind.FAILED, NodeEventKind.JOINED
+WITHDRAWN, RETURNED = NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED
 
 
 def halves():
@@ -136,6 +137,71 @@ def test_a_resilient_job_survives_f_losses_before_it_has_recovered():
     assert losses(again)[1] == (80.5, 0, "checkpoint", 24.0, 34.0 + 14.0)
 
 
+@pytest.mark.parametrize(("kind", "goes_on"), [("elastic", "started"), ("resilient", "regrouped")])
+def test_a_job_goes_on_with_the_devices_of_a_node_that_are_left(kind, goes_on):
+    """Of two jobs with two devices each, the later one loses one, or both and the other job one."""
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0), ("ga", "1", 2.0)])])
+    jobs = [toy_job(name, n_gpus=2, steps=99) for name in "ab"]
+    recovery = Recovery(kind, 1000.0, pause_s=4.0)
+
+    def script(view):
+        changes, n_free = {}, view.n_free_gpus
+        for job in view.pending:
+            count = min(n_free, 2)
+            if count:
+                changes[job.spec.job_id] = find(catalogue, "ga", str(count)).on((0,))
+            n_free -= count
+        return changes
+
+    for count, after in ((1, {"a": None, "b": "0:1"}), (3, {"a": "0:1", "b": None})):
+        events = [NodeEvent(62.5, 0, WITHDRAWN, count, notice_s=5.0), NodeEvent(150.0, 0, RETURNED)]
+        result = simulate(
+            jobs,
+            toy_nodes(1, 4),
+            catalogue,
+            Scripted(script) if kind == "elastic" else REGISTRY["fifo"],
+            failures=events,
+            recovery=recovery,
+            restart_delay_s=10.0,
+            interval_s=0.0,
+        )
+        table = result.events
+        assert (
+            validate_schedule(
+                table,
+                jobs,
+                toy_nodes(1, 4),
+                catalogue,
+                10.0,
+                recovery_of=lambda job: recovery,
+                losses=result.losses,
+            )
+            == []
+        )
+        now = table[(table["time_s"] == 67.5) & (table["kind"] == goes_on)].set_index("job_id")["nodes"]
+        assert now.to_dict() == {name: nodes for name, nodes in after.items() if nodes}
+        lost = result.losses.set_index("job_id")
+        kept = "b" if count == 1 else "a"
+        assert lost.loc[kept, ["outcome", "lost_steps"]].tolist() == ["in memory", 0.5]
+        if count == 3:  # the other job has no device left there, and returns to its start
+            assert lost.loc["b", ["outcome", "lost_steps"]].tolist() == ["checkpoint", 57.5]
+
+
+def test_the_validator_finds_a_job_that_regroups_on_devices_that_it_lost():
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0), ("ga", "1", 2.0)])])
+    jobs, recovery = [toy_job(n_gpus=2, steps=99)], Recovery("resilient", None, pause_s=4.0)
+    spec, events = toy_nodes(1, 3), [NodeEvent(62.5, 0, WITHDRAWN, 2), NodeEvent(150.0, 0, RETURNED)]
+    result = simulate(jobs, spec, catalogue, REGISTRY["fifo"], failures=events, recovery=recovery)
+    given = {"recovery_of": lambda job: recovery, "losses": result.losses}
+    assert result.events["kind"].tolist().count("regrouped") == 1
+    assert validate_schedule(result.events, jobs, spec, catalogue, 0.0, **given) == []
+    changed = result.events.copy()
+    later = changed["kind"].isin(["regrouped", "ready"]) & (changed["time_s"] >= 62.5)
+    changed.loc[later, ["nodes", "n_gpus", "iter_time_s"]] = ["0:2", 2, 1.0]
+    found = validate_schedule(changed, jobs, spec, catalogue, 0.0, **given)
+    assert "recovery" in {item.rule for item in found}
+
+
 def test_an_elastic_job_goes_on_where_the_policy_has_devices_for_it():
     recovery = Recovery("elastic", 30.0, 5.0, pause_s=4.0)
     events = [NodeEvent(62.5, 1, FAILED), NodeEvent(500.0, 1, JOINED)]
@@ -191,7 +257,8 @@ def test_jobs_may_recover_in_different_ways():
     )
     found = result.losses[["job_id", "recovery", "outcome", "lost_steps"]].to_dict("records")
     assert found[0] == {"job_id": "a", "recovery": "resilient", "outcome": "in memory", "lost_steps": 0.0}
-    assert found[1] == {"job_id": "b", "recovery": "", "outcome": "checkpoint", "lost_steps": 0.0}
+    # A job without a name in the mapping restarts, and has lost all since its start.
+    assert found[1] == {"job_id": "b", "recovery": "restart", "outcome": "checkpoint", "lost_steps": 30.0}
 
 
 @pytest.mark.parametrize(

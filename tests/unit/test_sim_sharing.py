@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_cluster import Scripted, find, one_gpu_catalogue, simulate, throughput_rows, toy_job, toy_nodes
 
-from makespan.metrics import guarantee_breaches, idle_spells
+from makespan.metrics import gpu_allocation_ratio, guarantee_breaches, idle_spells, job_goodput
 from makespan.plots import job_spans
 from makespan.policies import policy
 from makespan.sim import (
@@ -19,6 +19,7 @@ from makespan.sim import (
     InfeasibleDecision,
     NodeEvent,
     NodeEventKind,
+    Recovery,
     Scenario,
     colocated_speed,
     colocated_speeds,
@@ -410,6 +411,63 @@ def test_an_interrupted_guest_loses_what_it_did_since_its_checkpoint_at_the_rate
     result = run(jobs, script, catalogue=HALF, failures=failures, checkpoint_interval_s=9.0)
     ((_, _, left),) = (row for row in rows(result, "b", "steps_left") if row[1] == "interrupted")
     assert left == pytest.approx(60 - 4.5)  # ready at 4, checkpoint at 13, 9 s at half the rate
+
+
+def test_devices_that_a_guest_uses_and_nobody_holds_count_as_used():
+    jobs = [toy_job("a", steps=50), toy_job("b", n_gpus=2, n_cpus=8, steps=17), toy_job("c", 8.0, steps=10)]
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", 1.0), ("ga", "2", 1.0)])])
+    spec = toy_nodes(1, 2)
+    result = run(jobs, BESIDE | {10.0: {"c": (0, False)}}, spec, catalogue)
+    # From 10 to 24 s both devices have holders; the speed of the guest stays that beside its slowest device.
+    assert rows(result, "b", "shared_nodes", "n_gpus", "steps_left")[1:] == [
+        (0.0, "started", "0:2", 1, 17.0),
+        (4.0, "ready", "0:2", 1, 17.0),
+        (10.0, "rated", "0:2", 0, pytest.approx(17.0 - 6 * SHARE)),
+        (24.0, "rated", "0:2", 1, pytest.approx(17.0 - 20 * SHARE)),
+        (pytest.approx(4.0 + 17 / SHARE), "finished", "", 0, 0.0),
+    ]
+    assert gpu_allocation_ratio(result.events, spec) == pytest.approx(1.0)
+    costs = job_goodput(result.events, result.losses).set_index("job_id")
+    assert costs.loc["b", ["held_gpu_s", "restart_gpu_s"]].tolist() == pytest.approx([40.0, 4.0])
+    assert result.outcomes["attained_service_gpu_s"].tolist() == [54.0, 0.0, 14.0]
+    for kind, value in (("rated", 2), ("started", 2)):
+        events = result.events.copy()
+        events.loc[(events["kind"] == kind) & (events["job_id"] == "b"), "n_gpus"] = value
+        broken = validate_schedule(events, jobs, spec, catalogue, 4.0, interval_s=1.0, extra_steps=0)
+        assert [item.rule for item in broken] == ["row"] * len(broken) and broken
+
+
+@pytest.mark.parametrize("recovery", [None, Recovery("restart", 10.0, 0.0)])
+def test_an_interrupted_guest_loses_device_time_where_nobody_held_the_devices(recovery):
+    jobs = [toy_job("a", steps=6), toy_job("b", steps=60)]
+    failures = [NodeEvent(20.0, 0, NodeEventKind.FAILED), NodeEvent(22.0, 0, NodeEventKind.JOINED)]
+    options = {"checkpoint_interval_s": 10.0} if recovery is None else {"recovery": recovery}
+    script = BESIDE | {23.0: {"b": (0, False)}}
+    given = {"restart_delay_s": 0.0, "interval_s": 1.0, "extra_steps": 0}
+    result = simulate(jobs, SPEC, ONE, scripted(script), failures=failures[:2], **given, **options)
+    # The guest is alone from 6 s on, and the failure takes what it did since its checkpoint at 20 or 10 s.
+    lost = result.losses[["lost_steps", "lost_gpu_s"]].to_numpy().tolist()
+    assert lost == [pytest.approx([0.0, 0.0])]
+    later = [replace(event, time_s=event.time_s - 4.0) for event in failures]
+    result = simulate(jobs, SPEC, ONE, scripted(script), failures=later, **given, **options)
+    assert result.losses[["lost_steps", "lost_gpu_s"]].to_numpy().tolist() == [pytest.approx([6.0, 6.0])]
+    early = [replace(event, time_s=event.time_s - 12.0) for event in failures]
+    result = simulate(jobs, SPEC, ONE, scripted(script), failures=early, **given, **options)
+    assert result.losses["lost_steps"].tolist() == pytest.approx([6 * SHARE + 2.0])
+    assert result.losses["lost_gpu_s"].tolist() == pytest.approx([2.0])
+    checkpoint_s = options.get("checkpoint_interval_s")
+    broken = validate_schedule(
+        result.events,
+        jobs,
+        SPEC,
+        ONE,
+        0.0,
+        extra_steps=0,
+        checkpoint_interval_s=checkpoint_s,
+        recovery_of=lambda job: recovery,
+        losses=result.losses,
+    )
+    assert broken == []
 
 
 def test_the_validator_checks_how_fast_guests_go():

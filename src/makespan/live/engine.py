@@ -829,7 +829,7 @@ class LiveEngine(Engine):
                 self._interruptions.return_to_checkpoint(job)
                 yield job, self._lost.pop(job.spec.job_id)
 
-    def loss_of(self, job: JobView, node: int) -> Loss:
+    def loss_of(self, job: JobView, node: int, n_left: int = 0) -> Loss:
         """Return what a job loses whose processes were killed or crashed at this instant.
 
         A job that resumes from memory loses the running step, which no process has reported.

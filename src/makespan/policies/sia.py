@@ -296,7 +296,7 @@ class Sia:
     growth: float | None = None  # most devices after a change over those before
     name: str = "sia"
     title: str = "Sia"
-    interval_s: float | None = 60.0
+    interval_s: float = 60.0
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
     references: tuple[str, ...] = (
@@ -315,7 +315,11 @@ class Sia:
             Menu(len(group.jobs), tuple(size.n_gpus for size in group.sizes), group.costs) for group in groups
         ]
         counts = choose(menus, view.n_gpus, self.gap)
-        return Decision(_realise(view, groups, counts)), state
+        changes = _realise(view, groups, counts)
+        # Damping ends as a job grows older, so the next round may change sizes even if nothing happens.
+        may_change = any(len(group.sizes) > 1 for group in groups if group.jobs[0].allocation is not None)
+        again_s = view.time_s + (view.interval_s or self.interval_s)
+        return Decision(changes, again_s if may_change or changes else None), state
 
     def _groups(self, view: ClusterView, sizes: Sizes) -> list[Group]:
         catalogue = view.catalogue

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -226,7 +226,7 @@ class InfeasibleDecision(PolicyError):
 
 
 class StalledError(MakespanError):
-    """Deadlock: jobs are pending, none runs, and no event is left or the policy never starts one."""
+    """Deadlock: jobs are left, and no event is, or the policy never starts one or never lets one run."""
 
 
 def _shown(value: object) -> str:
@@ -470,6 +470,9 @@ def _check_memory(
 # speeds of guests depend on its decision.
 _NODE, _COMPLETION, _ARRIVAL, _ASK, _SPEED = range(5)
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
+_MAX_CHANGES = (
+    10_000  # decisions that change something, but let no job make progress, before it counts as stuck
+)
 _ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this instant counts as written
 _NAN = float("nan")
 
@@ -511,7 +514,8 @@ class Engine:
         self.n_arrived = 0
         self._ask_times: set[float] = set()
         self._n_node_events_left = 0
-        self._idle_rounds = 0
+        self._idle_rounds = self._n_changes = 0
+        self._steps_left: dict[int, float] | None = None  # of all jobs, at the last check for progress
         self._speed_update_s = _NAN
         self._interruptions = Interruptions(scenario.extra_steps)
 
@@ -561,15 +565,17 @@ class Engine:
 
     def stalled(self, reason: str = "no event left") -> StalledError:
         """Return the error of a deadlock; it names the first pending job and counts nodes that are down."""
-        pending = [job.spec.job_id for job in self.view.pending]
+        waiting = self.view.pending or self.view.running
+        state = "pending" if self.view.pending else "running"
+        names = [job.spec.job_id for job in waiting]
         n_nodes = self.view.n_nodes
         n_down = sum(not self.view.is_up(node) for node in range(n_nodes))
         down = f"while {n_down} of {n_nodes} nodes are down; expected nodes that return, and"
         expected = f", {down}" if n_down else "; expected"
         return StalledError(
             f"{policy_label(self.policy)} at {self.view.time_s:.6g} s: deadlock: "
-            f"{len(pending)} pending job(s) and {reason} (first job: {pending[0]!r}){expected} a policy "
-            "that starts every job"
+            f"{len(names)} {state} job(s) and {reason} (first job: {names[0]!r}){expected} a policy "
+            "that starts every job and lets it run"
         )
 
     # --- events of jobs ---------------------------------------------------------------------
@@ -638,30 +644,38 @@ class Engine:
         self._schedule_speed_update()
         self.request_decision()
 
-    def evict(self, jobs: Sequence[JobView], node: int = -1) -> list[Loss]:
+    def evict(
+        self, jobs: Sequence[JobView], node: int = -1, n_left: Sequence[int] | None = None
+    ) -> list[Loss]:
         """Release the devices of jobs, take from each what it loses, and queue the jobs again.
 
-        ``node`` is the one that was lost. Returns the losses, in the order of the jobs.
+        ``node`` is the one that was lost, all but ``n_left`` devices there of each job. Returns the losses,
+        in the order of the jobs.
         """
         losses = []
-        for job in jobs:
-            loss = self.loss_of(job, node)
+        for job, count in zip(jobs, n_left or [0] * len(jobs), strict=True):
+            loss = self.loss_of(job, node, count)
             self.release(job)
             self.cluster_state.set_steps_left(job, job._steps_left + loss.steps)
             losses.append(loss)
         self.cluster_state.queue_again(jobs)
         return losses
 
-    def loss_of(self, job: JobView, node: int) -> Loss:
-        """Return what a job loses that still holds its devices, ``node`` being lost.
+    def loss_of(self, job: JobView, node: int, n_left: int = 0) -> Loss:
+        """Return what a job loses that still holds its devices, all but ``n_left`` on ``node`` being lost.
 
         A job without a `Recovery` returns to its last checkpoint.
         """
         recovery, held = job._recovery, job.allocation
         if recovery is not None:
-            return self._interruptions.interrupt(job, recovery, node, self.view.time_s)
-        steps = self._steps_since_checkpoint(job)
-        gpu_s = steps * job._step_s * held.n_gpus if held is not None and steps else 0.0
+            return self._interruptions.interrupt(job, recovery, node, self.view.time_s, n_left)
+        steps, since_s = self._since_checkpoint(job)
+        if held is None or not steps:
+            gpu_s = 0.0
+        elif held.is_guest:
+            gpu_s = job._unheld_gpu_s(float, since_s)
+        else:
+            gpu_s = steps * job._step_s * held.n_gpus
         return Loss(steps, gpu_s, LossOutcome.CHECKPOINT)
 
     # --- events of nodes --------------------------------------------------------------------
@@ -696,8 +710,11 @@ class Engine:
             self.cluster_state.change_capacity(event, -n_gpus)
             self._record_node(EventKind.CAPACITY_RETURNED, node, "returned", n_gpus)
         elif event.kind is NodeEventKind.WITHDRAWN:
-            evicted = self._jobs_to_evict(node, n_gpus)
-            losses = self.evict(evicted, node)  # before the change: only free devices can be withdrawn
+            evicted, n_left = self._jobs_to_evict(node, n_gpus)
+            if n_gpus == self.view.gpus_per_node[node]:
+                gone = list(self.lost_from_memory(node))
+            # Before the change: only free devices can be withdrawn.
+            losses = self.evict(evicted, node, n_left)
             self.cluster_state.change_capacity(event, n_gpus)
             self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
         else:
@@ -724,7 +741,7 @@ class Engine:
 
         A guest does not: the devices that are left are those of others.
         """
-        before, left = job._last, self._interruptions.nodes_left(job)
+        before, left = job._last, self._interruptions.devices_left(job)
         if before is None or before.is_guest or not left:
             return
         keeps = self.policy.honours_guarantees and job.spec.is_guaranteed
@@ -763,18 +780,25 @@ class Engine:
         head = (self.view.time_s, len(self.rows), job.spec.job_id, node, kind)
         self.losses.append((*head, loss.outcome.value, loss.steps, loss.gpu_s))
 
-    def _jobs_to_evict(self, node: int, n_gpus: int) -> list[JobView]:
-        """Return the jobs to evict before devices of a node are withdrawn, the last started first."""
-        nodes, evicted = self.cluster_state.nodes, []
+    def _jobs_to_evict(self, node: int, n_gpus: int) -> tuple[list[JobView], list[int]]:
+        """Return the jobs to evict before devices of a node are withdrawn, and how many each has left there.
+
+        The job that started last comes first, and loses as many devices as are still missing. A guest that
+        lacks memory has none left.
+        """
+        nodes, evicted, n_left = self.cluster_state.nodes, list[JobView](), list[int]()
         if not nodes.up[node]:
-            return []
+            return evicted, n_left
         missing = {False: n_gpus - nodes.free_gpus[node], True: n_gpus - nodes.unshared(node)}  # by is_guest
         for job in reversed(self.cluster_state.holders(node)):
             held = job.allocation
             if held is not None and missing[held.is_guest] > 0:
+                count = dict(held.shares)[node]
                 evicted.append(job)
-                missing[held.is_guest] -= dict(held.shares)[node]
-        return evicted + self._guests_without_memory(node, n_gpus, evicted)
+                n_left.append(max(count - missing[held.is_guest], 0))
+                missing[held.is_guest] -= count
+        crowded = self._guests_without_memory(node, n_gpus, evicted)
+        return evicted + crowded, n_left + [0] * len(crowded)
 
     def _guests_without_memory(self, node: int, n_gpus: int, leaving: Sequence[JobView]) -> list[JobView]:
         """Return the guests that lack memory after devices and evicted jobs left, the last started first."""
@@ -790,21 +814,22 @@ class Engine:
             evicted.append(guests.pop())
         return evicted
 
-    def _steps_since_checkpoint(self, job: JobView) -> float:
-        """Return the steps since the last checkpoint, which an interruption loses.
+    def _since_checkpoint(self, job: JobView) -> tuple[float, float]:
+        """Return the steps since the last checkpoint, which an interruption loses, and when that was [s].
 
         Checkpoints are written at multiples of the interval in running time, that is, from ready on.
         """
         every_s = self.scenario.checkpoint_interval_s
+        now_s = self.view.time_s
         if every_s is None or job.allocation is None:
-            return 0.0
-        elapsed_s = max(self.view.time_s - job.ready_time_s, 0.0)
+            return 0.0, now_s
+        elapsed_s = max(now_s - job.ready_time_s, 0.0)
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
         if lost_s <= 0 or not job.allocation.is_guest:
-            return max(lost_s, 0.0) / job._step_s
+            return max(lost_s, 0.0) / job._step_s, now_s - lost_s
         # The speed of a guest changes during an allocation: interpolate its steps between the changes.
-        times_s, steps_left = zip(*job._marks, (self.view.time_s, job._steps_left_now()), strict=True)
-        return float(np.interp(self.view.time_s - lost_s, times_s, steps_left) - steps_left[-1])
+        times_s, steps_left = zip(*job._marks, (now_s, job._steps_left_now()), strict=True)
+        return float(np.interp(now_s - lost_s, times_s, steps_left) - steps_left[-1]), now_s - lost_s
 
     # --- guests -----------------------------------------------------------------------------
 
@@ -817,9 +842,12 @@ class Engine:
     def _update_speeds(self, _: None, __: None) -> None:
         self._speed_update_s = _NAN
         for job in self.cluster_state.guests_on_changed_nodes():
+            is_other = self.cluster_state.update_unheld(job)
             if self.cluster_state.update_speed(job):
                 self.schedule_ends(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
                 self.record(EventKind.SPEED_CHANGED, job, "idle time")
+            elif is_other:
+                self.record(EventKind.SPEED_CHANGED, job, "holders", job._steps_left_now())
 
     # --- decisions --------------------------------------------------------------------------
 
@@ -853,14 +881,32 @@ class Engine:
         decision, self.policy_state = self.adviser.decide(view, self.policy_state)
         self.policy_wall_s += time.perf_counter() - began
         self.n_decisions += 1
+        n_rows = len(self.rows)
         if decision.changes:
             self._apply(decision)
+        has_changed = len(self.rows) > n_rows
         if self._interruptions.waiting:
             for job, loss in self.given_up():
                 self._roll_back(job, loss, -1, "no devices in time")
         if decision.wake_up_s is not None:
             self._ask_at(decision.wake_up_s)
         self._check_idle()
+        if has_changed:
+            self._check_progress()
+
+    def _check_progress(self) -> None:
+        """Raise if a policy changes jobs again and again and none of them makes progress."""
+        if self._n_node_events_left or self.n_arrived < len(self.arrivals):
+            self._n_changes, self._steps_left = 0, None
+            return
+        self._n_changes += 1
+        if self._n_changes < _MAX_CHANGES:
+            return
+        jobs = (*self.view.pending, *self.view.running)
+        left, before = {job.index: job._steps_left_now() for job in jobs}, self._steps_left
+        if before is not None and left == before:
+            raise self.stalled(f"none made progress in {_MAX_CHANGES} decisions that changed something")
+        self._n_changes, self._steps_left = 0, left
 
     def _check_idle(self) -> None:
         """Raise if a policy wakes up again and again without starting a pending job."""
@@ -902,18 +948,22 @@ class Engine:
 
     # --- records ----------------------------------------------------------------------------
 
-    def record(self, kind: EventKind, job: JobView, reason: str) -> None:
-        """Append a row about a job to the events table, and notify the observers."""
+    def record(self, kind: EventKind, job: JobView, reason: str, steps_left: float | None = None) -> None:
+        """Append a row about a job to the events table, and notify the observers.
+
+        ``steps_left`` is given where the job goes on at the same speed.
+        """
         held, rows = job.allocation, self.rows
+        steps_left = job._steps_left if steps_left is None else steps_left
         head = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
-            rows.append((*head, "", 0, "", reason, "", 0, _NAN, job._steps_left, ""))
+            rows.append((*head, "", 0, "", reason, "", 0, _NAN, steps_left, ""))
         else:
             item, nodes, shared_nodes = held.configuration, job._held_text, ""
             if held.is_guest:
                 nodes, shared_nodes = shared_nodes, nodes
-            resources = (nodes, held.n_gpus, item.plan, reason, item.family, item.cpu_threads, job._step_s)
-            rows.append((*head, *resources, job._steps_left, shared_nodes))
+            resources = (nodes, job._n_gpus, item.plan, reason, item.family, item.cpu_threads, job._step_s)
+            rows.append((*head, *resources, steps_left, shared_nodes))
         if self.observers:
             self._tell_observers()
 
@@ -933,15 +983,18 @@ class Engine:
 
 
 def allocations_on(
-    before: Allocation, left: Set[int], job: JobView, catalogue: Catalogue
+    before: Allocation, left: Mapping[int, int], job: JobView, catalogue: Catalogue
 ) -> Iterator[list[Allocation]]:
-    """Yield the allocations of a job to the devices that it has left, those of all devices first.
+    """Yield the allocations of a job to the devices that it has left by node, those of all devices first.
 
     Then come those of one device fewer each time, if all are of one type.
     """
     types = before.configuration.gpu_types or ("",) * len(before.nodes)
-    counts = before.configuration.placement.gpus_per_node
-    shares = [share for share in zip(counts, types, before.nodes, strict=True) if share[2] in left]
+    shares = [
+        (left[node], gpu_type, node)
+        for gpu_type, node in zip(types, before.nodes, strict=True)
+        if node in left
+    ]
     total = Counter[str]()
     for count, gpu_type, _ in shares:
         total[gpu_type] += count

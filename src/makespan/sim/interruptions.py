@@ -1,8 +1,8 @@
 """Losses of interrupted jobs: progress that is in a checkpoint, in memory alone, or gone."""
 
 import math
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -54,10 +54,14 @@ class _Unsaved:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A job without devices whose state is in the memory of these nodes."""
+    """A job without devices whose state is in the memory of these nodes.
+
+    ``reduced`` has the devices that are left on nodes which lost some of them.
+    """
 
     job: JobView
     nodes: set[int]
+    reduced: Mapping[int, int] = field(default_factory=dict)
 
 
 class Interruptions:
@@ -74,20 +78,21 @@ class Interruptions:
         self._waiting: dict[int, _Waiting] = {}
         self._restarting: set[int] = set()  # jobs that start from a checkpoint the next time
 
-    def interrupt(self, job: JobView, recovery: Recovery, node: int, now_s: float) -> Loss:
-        """Return what a job loses that still holds its devices, one of its nodes being lost [s].
+    def interrupt(self, job: JobView, recovery: Recovery, node: int, now_s: float, n_left: int = 0) -> Loss:
+        """Return what a job loses that still holds its devices, all but ``n_left`` on a node being lost [s].
 
         The caller releases the devices, and gives the job the steps back.
         """
         held, index = job.allocation, job.index
-        left = set() if held is None else set(held.nodes) - {node}
+        reduced = {node: n_left} if n_left else {}
+        left = set() if held is None else set(held.nodes) - ({node} - reduced.keys())
         unsaved = self._progress(job, recovery, now_s)
         is_recovering = index in self._n_lost and now_s < job.ready_time_s
         n_lost = self._n_lost[index] + 1 if is_recovering else 1
         if not left or n_lost > recovery.survives:
             return self._return_to_checkpoint(job, unsaved)
         self._unsaved[index], self._n_lost[index] = unsaved, n_lost
-        self._waiting[index] = _Waiting(job, left)
+        self._waiting[index] = _Waiting(job, left, reduced)
         total = job.spec.steps + self._extra_steps
         done = total - job._steps_left_now()
         return Loss(*unsaved.lose(done - math.floor(done + _ROUNDING * total)), LossOutcome.IN_MEMORY)
@@ -131,6 +136,15 @@ class Interruptions:
         waiting = self._waiting.get(job.index)
         return set() if waiting is None else waiting.nodes
 
+    def devices_left(self, job: JobView) -> dict[int, int]:
+        """Return the devices that have the state of a waiting job in memory, by node; empty if none do."""
+        waiting, before = self._waiting.get(job.index), job._last
+        if waiting is None or before is None:
+            return {}
+        return {
+            node: waiting.reduced.get(node, count) for node, count in before.shares if node in waiting.nodes
+        }
+
     def start(self, job: JobView, recovery: Recovery) -> float | None:
         """Note that a job gets devices; return its time without progress [s], None for the usual delay."""
         if self._waiting.pop(job.index, None) is not None:
@@ -162,7 +176,10 @@ class Interruptions:
         # The speed of a guest changes during an allocation: interpolate its steps between the changes.
         times_s, steps_left = zip(*job._marks, (now_s, job._steps_left_now()), strict=True)
         trained_s = [recovery.trained_s(time_s - job.ready_time_s) for time_s in times_s]
-        unsaved.add(float(np.interp(saved_s, trained_s, steps_left) - steps_left[-1]), 0.0)
+        steps = float(np.interp(saved_s, trained_s, steps_left) - steps_left[-1])
+        if steps > 0:  # so that the mean time of a step on devices that nobody holds exists
+            gpu_s = job._unheld_gpu_s(lambda time_s: recovery.trained_s(time_s - job.ready_time_s), saved_s)
+            unsaved.add(steps, gpu_s / steps)
         return unsaved
 
     def _return_to_checkpoint(self, job: JobView, unsaved: _Unsaved) -> Loss:

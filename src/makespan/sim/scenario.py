@@ -21,6 +21,7 @@ DECISION_LIMIT_S = 600.0
 
 
 _MOST_STEPS = 1e15  # which floats count exactly
+_UNNAMED = Recovery()  # of a job without a name in a mapping of recoveries
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,8 +65,9 @@ class Scenario(Displayed):
     failures_end_s
         Time from which on no more failures were generated [s]; None if ``failures`` are complete.
     recovery
-        Recovery of all jobs from failures, or by name of the job; without one, an interrupted job returns to
-        the checkpoint that ``checkpoint_interval_s`` says, which costs nothing to write.
+        Recovery of all jobs from failures, or by name of the job, where jobs without a name have a
+        ``Recovery()``, a restart; None: an interrupted job returns to the checkpoint that
+        ``checkpoint_interval_s`` says, which costs nothing to write.
 
     Raises
     ------
@@ -143,9 +145,9 @@ class Scenario(Displayed):
             )
 
     def recovery_of(self, job: JobSpec) -> Recovery | None:
-        """Return the recovery of a job, or None."""
+        """Return the recovery of a job, or None if the scenario has none."""
         if isinstance(self.recovery, Mapping):
-            return self.recovery.get(job.job_id)
+            return self.recovery.get(job.job_id, _UNNAMED)
         return self.recovery
 
     def display(self) -> Display:

@@ -95,11 +95,20 @@ def colocated_speeds(
     n_devices, usable_bytes
         Devices of the node, and the memory of each that jobs may use [B].
     """
+    speeds, _, left = _paired(holders, guests, n_devices, usable_bytes)
+    return speeds, left
+
+
+def _paired(
+    holders: Iterable[Use], guests: Iterable[Use], n_devices: int, usable_bytes: float
+) -> tuple[dict[int, float], dict[int, int], list[Configuration | None]]:
+    """Return what `colocated_speeds` does, and between the two the devices of each guest without a holder."""
     left: list[Configuration | None] = []
     for _, count, item in sorted(holders, key=lambda use: use[0]):
         left += [item] * count
     left += [None] * (n_devices - len(left))
     speeds: dict[int, float] = {}
+    unheld: dict[int, int] = {}
     for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
         most_bytes = usable_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
         fitting = [
@@ -110,8 +119,9 @@ def colocated_speeds(
         taken = sorted(fitting)[:count]
         speeds[index] = -taken[-1][0] if len(taken) == count else MIN_SPEED
         gone = {rank for _, rank in taken}
+        unheld[index] = sum(left[rank] is None for rank in gone)
         left = [other for rank, other in enumerate(left) if rank not in gone]
-    return speeds, left
+    return speeds, unheld, left
 
 
 class Colocation:
@@ -119,8 +129,8 @@ class Colocation:
 
     Attributes
     ----------
-    speeds
-        Speed of each guest, in the order of submission.
+    speeds, unheld
+        Speed of each guest, and the devices that it uses and nobody holds, in the order of submission.
     oversubscribed_bytes
         Memory of the largest guest that fits on no device [B], or None if all fit.
     n_unshared, spare_bytes, most_bytes
@@ -139,13 +149,15 @@ class Colocation:
         "oversubscribed_bytes",
         "spare_bytes",
         "speeds",
+        "unheld",
     )  # fmt: skip
 
     def __init__(self, holders: Parts, guests: Parts, n_devices: int, usable_bytes: float) -> None:
         self._n_devices, self._usable_bytes = n_devices, usable_bytes
         first, second = ([(rank, *part) for rank, part in enumerate(parts)] for parts in (holders, guests))
-        speeds, self._left = colocated_speeds(first, second, n_devices, usable_bytes)
+        speeds, unheld, self._left = _paired(first, second, n_devices, usable_bytes)
         self.speeds = [speeds[rank] for rank in range(len(guests))]
+        self.unheld = [unheld[rank] for rank in range(len(guests))]
         self._holders, self._guests = _bytes_of(holders), _bytes_of(guests)
         self.n_unshared = n_devices - len(self._guests)
         self.oversubscribed_bytes = self._crowded(self._guests)
@@ -244,8 +256,15 @@ class Sharing:
 
     def speed(self, index: int, held: Allocation) -> float:
         """Return the speed of a guest relative to running alone, on the node where it is slowest."""
-        ranks = [(node, sorted(self._here[node][True]).index(index)) for node in held.nodes]
-        return min([self.on(node).speeds[rank] for node, rank in ranks])
+        return min([self.on(node).speeds[rank] for node, rank in self._ranks(index, held)])
+
+    def unheld(self, index: int, held: Allocation) -> int:
+        """Return the number of devices that a guest uses and nobody holds."""
+        return sum(self.on(node).unheld[rank] for node, rank in self._ranks(index, held))
+
+    def _ranks(self, index: int, held: Allocation) -> list[tuple[int, int]]:
+        """Return the position of a guest among those of each of its nodes, by submission."""
+        return [(node, sorted(self._here[node][True]).index(index)) for node in held.nodes]
 
 
 def _bytes_of(parts: Parts) -> list[float]:

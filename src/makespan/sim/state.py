@@ -72,7 +72,7 @@ class EventKind(StrEnum):
     STARTED = "started"  # a waiting job was given devices; its restart delay begins
     RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
     SHARING = "sharing"  # a running job became a guest, or the holder, of the devices it uses; no restart
-    SPEED_CHANGED = "rated"  # the speed of a guest changed, because other jobs use its devices
+    SPEED_CHANGED = "rated"  # the speed of a guest changed, or how many of its devices nobody holds
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = "interrupted"  # a job was evicted because one of its nodes failed or lost devices
@@ -102,7 +102,8 @@ class Event(NamedTuple):
     nodes
         Devices held after the event, ``node:devices`` joined by spaces; the node, for a node event.
     n_gpus
-        Number of devices held after the event; for a node event the number that it concerns.
+        Number of devices held after the event, of a guest those that it uses and nobody holds; for a node
+        event the number that it concerns.
     plan, family, cpu_threads, iter_time_s
         Configuration after the event; empty, 0 and NaN if nothing is held.
     reason
@@ -110,7 +111,7 @@ class Event(NamedTuple):
     steps_left
         Steps still to run; NaN for node events.
     shared_nodes
-        Devices of others that a guest uses after the event, see `Allocation`, like ``nodes``.
+        Devices that a guest uses after the event, see `Allocation`, like ``nodes``.
     """
 
     time_s: float
@@ -279,6 +280,7 @@ class _JobSlots:
         "_since_s",
         "_step_s",
         "_steps_left",
+        "_unheld",
         "_view",
         "_waiting_s",
         "allocation",
@@ -336,6 +338,8 @@ class JobView(_JobSlots):
         # such moments of the present allocation; a guest has several, as its speed changes.
         self._since_s = _NAN
         self._marks: tuple[tuple[float, float], ...] = ()
+        # Of a guest: from a moment of the present allocation on [s], devices that it uses and nobody holds.
+        self._unheld: tuple[tuple[float, int], ...] = ()
         self.restart_count = self.generation = 0
         self._held_text = ""
         self._step_s = _NAN
@@ -421,6 +425,22 @@ class JobView(_JobSlots):
     def _finish_s(self) -> float:
         """Time of the last step if nothing changes [s]; the job must hold devices."""
         return self._since_s + self._steps_left * self._step_s
+
+    @property
+    def _n_gpus(self) -> int:
+        """Devices that the job has to itself: its own, of a guest those that nobody holds."""
+        held = self.allocation
+        if held is None:
+            return 0
+        return self._unheld[-1][1] if held.is_guest else held.n_gpus
+
+    def _unheld_gpu_s(self, clock: Callable[[float], float], since: float) -> float:
+        """Return the device time of a guest, on devices that nobody holds, from a reading of a clock on."""
+        ends_s = [*(time_s for time_s, _ in self._unheld[1:]), self._view.time_s]
+        return sum(
+            count * (max(clock(end_s), since) - max(clock(start_s), since))
+            for (start_s, count), end_s in zip(self._unheld, ends_s, strict=True)
+        )
 
     @property
     def running_time_s(self) -> float:
@@ -833,8 +853,10 @@ class ClusterState:
         # The speed of a guest follows from the pairing on its nodes, which must include this job first.
         if allocation.is_guest or self._shared.now is not None:
             self.expect([(job, allocation)])
+        unheld: tuple[tuple[float, int], ...] = ()
         if allocation.is_guest and self._shared.now is not None:
             step_s /= self._shared.now.speed(job.index, allocation)
+            unheld = ((now_s, self._shared.now.unheld(job.index, allocation)),)
         self.nodes.move(allocation, -1)
         kind = unlocked(job)
         if job.spec.job_id in self._pending:
@@ -845,7 +867,7 @@ class ClusterState:
         job._held_text, job._step_s = allocation.text, step_s
         job.held_since_s = now_s
         job.ready_time_s = job._since_s = ready_s
-        job._marks = ((ready_s, job._steps_left),)
+        job._marks, job._unheld = ((ready_s, job._steps_left),), unheld
         if job.first_start_s is None:
             job.first_start_s = now_s
         elif continues_at_s is None:
@@ -965,6 +987,17 @@ class ClusterState:
         job._marks += ((since_s, steps_left),)
         job.generation += 1
         job.__class__ = kind
+        return True
+
+    def update_unheld(self, job: JobView) -> bool:
+        """Update the devices that a guest uses and nobody holds; return whether their number changed."""
+        held = job.allocation
+        if held is None or self._shared.now is None:
+            return False
+        count = self._shared.now.unheld(job.index, held)
+        if count == job._n_gpus:
+            return False
+        write(job, "_unheld", (*job._unheld, (self.view.time_s, count)))
         return True
 
     def devices_changed(self, node: int) -> None:

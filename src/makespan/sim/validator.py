@@ -132,7 +132,8 @@ class NodeAccounts:
         self._here: list[dict[_Job, tuple[int, Configuration, bool]]] = [{} for _ in cluster.nodes]
         self._touched: set[int] = set()  # nodes that changed in this instant
         self._guests: dict[_Job, Mapping[int, int]] = {}
-        self._speeds: list[dict[_Job, float] | None] = [None] * cluster.n_nodes  # None: to be computed
+        # Per node, speed of each guest and its devices without a holder; None: to be computed.
+        self._speeds: list[dict[_Job, tuple[float, int]] | None] = [None] * cluster.n_nodes
         self._read: dict[str, Shares] = {}
         self.failed: list[int] = []  # nodes in the order in which they failed
         self.last_changed = -1
@@ -183,6 +184,14 @@ class NodeAccounts:
             max(self._used[node][0], self._used[node][3]) > self._devices(node) or self._crowding(node) != ""
         )
 
+    def left_of(self, node: int, count: int, *, is_guest: bool) -> int:
+        """Return how many of the devices of a job on a node are left after the node lost some.
+
+        A guest that only lacks memory has none left.
+        """
+        missing = self._used[node][3 if is_guest else 0] - self._devices(node)
+        return max(count - int(missing), 0) if missing > 0 else 0
+
     def _devices(self, node: int) -> int:
         return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
 
@@ -202,7 +211,10 @@ class NodeAccounts:
             if not 0 <= withdrawn <= self._nodes[node].n_gpus:
                 found = f"{withdrawn} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
                 self._rules.report("failure", row, f"{found}; expected none to all")
+            had_any = self._devices(node) > 0
             self._withdrawn[node] = withdrawn
+            if had_any and not self._devices(node):
+                self.failed.append(node)
         else:
             joins = row.kind == "node_joined"
             if self._is_up[node] == joins:
@@ -234,18 +246,22 @@ class NodeAccounts:
                 self._rules.report("capacity", row._replace(job_id=""), message)
         self._touched.clear()
 
-    def speeds(self) -> dict[str, float]:
-        """Return the speeds that guests on nodes changed in this instant must have, by job."""
+    def speeds(self) -> dict[str, tuple[float, int]]:
+        """Return the speeds that guests on nodes changed in this instant must have, by job.
+
+        With each comes the number of its devices that nobody holds.
+        """
         if not self._guests:
             return {}
         changed = [job for job, shares in self._guests.items() if not self._touched.isdisjoint(shares)]
-        return {
-            job[1]: min(self._speeds_on(node).get(job, 1.0) for node in self._guests[job])
-            for job in sorted(changed)
-        }
+        found: dict[str, tuple[float, int]] = {}
+        for job in sorted(changed):
+            parts = [self._speeds_on(node).get(job, (1.0, 0)) for node in self._guests[job]]
+            found[job[1]] = min(speed for speed, _ in parts), sum(n_unheld for _, n_unheld in parts)
+        return found
 
-    def _speeds_on(self, node: int) -> dict[_Job, float]:
-        """Return the speeds that a node leaves its guests, each that of its slowest device.
+    def _speeds_on(self, node: int) -> dict[_Job, tuple[float, int]]:
+        """Return the speeds that a node leaves its guests, each that of its slowest device, and free devices.
 
         Guests take devices one after another, the largest memory first, each those on which it is fastest.
         """
@@ -268,7 +284,7 @@ class NodeAccounts:
                 other = held.get(holder)
                 if n > 0 and (other is None or other.device_memory_bytes_per_gpu - minus_bytes <= most):
                     offers.append((_slowdown(item, other), holder))
-            speed, missing = 1.0, count
+            speed, missing, unheld = 1.0, count, free[math.inf]
             for slowdown, holder in sorted(offers):
                 taken = min(free[holder], missing)
                 free[holder] -= taken
@@ -276,7 +292,7 @@ class NodeAccounts:
                 speed = min(speed, 1.0 / slowdown)
                 if not missing:
                     break
-            speeds[job] = min(speed, MIN_SPEED) if missing else speed
+            speeds[job] = min(speed, MIN_SPEED) if missing else speed, unheld - free[math.inf]
         return speeds
 
     def _crowding(self, node: int) -> str:
@@ -329,9 +345,10 @@ class ReplayedLoss(NamedTuple):
 
 
 class _InMemory(NamedTuple):
-    """Nodes that have the state of a waiting job, and the failures of nodes until it was interrupted."""
+    """Nodes that have the state of a waiting job, its devices there, and failures until its interruption."""
 
     nodes: Set[int]
+    devices: Mapping[int, int]
     n_failed: int
 
 
@@ -344,8 +361,8 @@ class JobAccount:
     __slots__ = (
         "_held", "_in_memory", "_index", "_is_guest", "_last", "_left", "_n_lost", "_nodes", "_ready_s",
         "_recovery", "_report", "_restarts", "_rules", "_saw_ready", "_shares", "_since_s", "_step_times",
-        "_total", "_unsaved", "finish_s", "first_start_s", "held_gpu_s", "job", "losses", "restart_s",
-        "running_s", "starts", "state", "waiting_s",
+        "_total", "_unheld", "_unsaved", "finish_s", "first_start_s", "held_gpu_s", "job", "losses",
+        "restart_s", "running_s", "starts", "state", "waiting_s",
     )  # fmt: skip
 
     def __init__(self, index: int, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
@@ -361,6 +378,7 @@ class JobAccount:
         self._held: Configuration | None = None
         self._is_guest = False
         self._step_times: list[tuple[float, float]] = []  # from a time [s] on, time of a step [s]
+        self._unheld: list[tuple[float, int]] = []  # of a guest, from a time [s] on, devices nobody holds
         self._last: Allocation | None = None
         self._shares: Mapping[int, int] = {}
         self._since_s = job.submit_time_s
@@ -439,9 +457,10 @@ class JobAccount:
             self._report("recovery", row, f"{found}; expected a resilient job, interrupted at this instant")
         else:
             self._check_memory(row)
-            if outside := self._nodes.shares(row.nodes).by_node.keys() - memory.nodes:
-                left = f"expected those that it has left, {sorted(memory.nodes)}"
-                self._report("recovery", row, f"regrouped on node(s) {sorted(outside)}; {left}")
+            taken = self._nodes.shares(row.nodes).by_node
+            if outside := sorted(node for node, n in taken.items() if n > memory.devices.get(node, 0)):
+                left = f"expected devices that it has left, {dict(memory.devices)} by node"
+                self._report("recovery", row, f"regrouped on node(s) {outside}; {left}")
         self._hold_again(row)
 
     def _check_memory(self, row: Row) -> None:
@@ -490,10 +509,15 @@ class JobAccount:
             )
         alone_s = self._held.iter_time_s if self._held is not None else row.iter_time_s
         self._step_times.append((row.time_s, max(alone_s, row.iter_time_s)))
+        self._unheld.append((row.time_s, row.n_gpus))
 
-    def check_speed(self, row: Row, speed: float) -> None:
-        """Compare the speed of a guest at the end of an instant with the one that it must have."""
+    def check_speed(self, row: Row, speed: float, n_unheld: int) -> None:
+        """Compare speed and devices of a guest at the end of an instant with those that it must have."""
         if self._held is not None and self._is_guest:
+            if self._unheld[-1][1] != n_unheld:
+                found = f"n_gpus {self._unheld[-1][1]} of a guest"
+                accepted = f"expected the {n_unheld} of its devices that nobody holds"
+                self._report("row", row._replace(job_id=self.job.job_id), f"{found}; {accepted}")
             found_s, due_s = self._step_times[-1][1], self._held.iter_time_s / speed
             if abs(found_s - due_s) > SLACK * due_s:
                 found = f"a step as a guest takes {found_s} s"
@@ -520,7 +544,9 @@ class JobAccount:
         if not (self._rules.is_live or any(self._nodes.is_short(node) for node in self._shares)):
             self._report("failure", row, "interrupted, but no node of the job lost devices")
         self._count_unsaved(row.time_s)
-        recovery, left = self._recovery, self._shares.keys() - {self._nodes.last_changed}
+        recovery, node = self._recovery, self._nodes.last_changed
+        n_left = self._nodes.left_of(node, self._shares.get(node, 0), is_guest=self._is_guest)
+        left = {one: n_left if one == node else n for one, n in self._shares.items() if one != node or n_left}
         is_recovering = self._n_lost > 0 and row.time_s < self._ready_s
         self._settle(row)
         self.state = "waiting"
@@ -532,7 +558,7 @@ class JobAccount:
             self._n_lost, self._restarts = 0, True
             self._lose(row, math.inf, "checkpoint")
             return
-        self._in_memory = _InMemory(left, len(self._nodes.failed))
+        self._in_memory = _InMemory(left.keys(), left, len(self._nodes.failed))
         done = self._total - self._left
         running = done - math.floor(done)
         if min(running, 1.0 - running) <= self._tolerance(row.time_s):
@@ -580,7 +606,7 @@ class JobAccount:
         self._ready_s = row.time_s + delay_s
         self._last = new
         step_s = max(held.iter_time_s, row.iter_time_s) if is_guest else held.iter_time_s
-        self._step_times = [(row.time_s, step_s)]
+        self._step_times, self._unheld = [(row.time_s, step_s)], [(row.time_s, row.n_gpus)]
         self._move(1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
@@ -602,7 +628,8 @@ class JobAccount:
             )
             return None
         step_s = max(held.iter_time_s, row.iter_time_s) if self._is_guest else held.iter_time_s
-        due = (0 if self._is_guest else held.n_gpus, step_s, held.family)
+        # Devices of a guest that nobody holds are known at the end of the instant.
+        due = (row.n_gpus if self._is_guest else held.n_gpus, step_s, held.family)
         if (row.n_gpus, row.iter_time_s, row.family) != due:
             accepted = f"{due[0]}, {due[1]} and {due[2]}"
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
@@ -681,10 +708,22 @@ class JobAccount:
         n_written, since_s = self._since_written(time_s)
         if n_written:
             self._unsaved = []
-        steps = self._steps_between(max(time_s - since_s, self._ready_s), time_s)
+        saved_s = max(time_s - since_s, self._ready_s)
+        steps = self._steps_between(saved_s, time_s)
         if steps > 0:
-            gpus = 0 if self._is_guest else held.n_gpus
-            self._unsaved.append((steps, gpus * self._step_times[-1][1]))
+            own_gpu_s = held.n_gpus * self._step_times[-1][1]
+            each_gpu_s = self._unheld_gpu_s(saved_s, time_s) / steps if self._is_guest else own_gpu_s
+            self._unsaved.append((steps, each_gpu_s))
+
+    def _unheld_gpu_s(self, since_s: float, time_s: float) -> float:
+        """Return the device time that a guest trained between two times [s], where nobody held devices."""
+        gpu_s = 0.0
+        for number, (start_s, count) in enumerate(self._unheld, start=1):
+            end_s = self._unheld[number][0] if number < len(self._unheld) else time_s
+            begin_s = max(start_s, since_s)
+            if end_s > begin_s:
+                gpu_s += count * (self._trained_s(end_s) - self._trained_s(begin_s))
+        return gpu_s
 
     def _lose(self, row: Row, steps: float, outcome: str) -> None:
         """Take back the newest progress that is in no checkpoint, up to so many steps."""
@@ -820,8 +859,8 @@ def validate_schedule(
 
 def _close_instant(last: Row, accounts: Mapping[str, JobAccount], nodes: NodeAccounts) -> None:
     """Check speeds and nodes after all rows of an instant: within one, jobs may swap devices."""
-    for name, speed in nodes.speeds().items():
-        accounts[name].check_speed(last, speed)
+    for name, (speed, n_unheld) in nodes.speeds().items():
+        accounts[name].check_speed(last, speed, n_unheld)
     nodes.check(last)
 
 

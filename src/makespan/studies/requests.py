@@ -220,6 +220,8 @@ _GIVES_WAY = "their plan was drawn and cannot run here; it gives way to the fast
 _NOWHERE = "no plan can run here on as many GPUs"
 _FEWER = "they request fewer CPU threads per GPU than the tables have; the fewest of the tables are taken"
 _NO_THREAD = "they request fewer CPU threads than GPUs; the fewest per GPU of the tables are taken"
+_NONE = "they request no CPU threads, on which their times depend; the fewest of the tables are taken"
+_BETWEEN = "the tables lack their CPU threads per GPU; the next fewer of the tables are taken"
 _MORE = "they request more CPU threads per GPU than the tables have; the most of the tables are taken"
 
 
@@ -293,6 +295,14 @@ def settled(
     return tuple(result), tuple(left), ReferenceTimes(settler.tables), report
 
 
+def _depend_on_threads(items: Iterable[Configuration]) -> bool:
+    """Return whether the times of a plan with one placement differ with its CPU threads."""
+    times_s: dict[tuple[Placement, tuple[str, ...]], set[float]] = {}
+    for item in items:
+        times_s.setdefault((item.placement, item.gpu_types), set()).add(item.iter_time_s)
+    return any(len(found) > 1 for found in times_s.values())
+
+
 @dataclass(slots=True)
 class _Settler:
     """Throughput tables that are extended by the rows that jobs request."""
@@ -347,15 +357,20 @@ class _Settler:
     ) -> _Answer:
         """Settle the CPU threads of a plan that the tables have.
 
-        Fewer threads than any row has always matter, others only if the optimizer runs on the host.
+        Fewer threads than any row has always matter, others only if the optimizer runs on the host, or if the
+        times of the tables depend on threads.
         """
         threads = n_cpus // job.n_gpus
-        matters = threads < min(known) or (plan.offload and threads not in known)
+        items = [item for item in self._with_size(job.workload, job.n_gpus) if item.plan == text]
+        is_sensitive = plan.offload or _depend_on_threads(items)
+        matters = threads < min(known) or (is_sensitive and threads not in known)
         if not self.states_cpus or threads == 0 or not matters:
             if self.states_cpus and threads == 0 and n_cpus:
                 detail = f"{n_cpus} for {job.n_gpus} GPUs -> {min(known)} per GPU"
                 return _Answer(text, n_cpus, "replaced", _NO_THREAD, detail)
-            items = [item for item in self._with_size(job.workload, job.n_gpus) if item.plan == text]
+            if self.states_cpus and not n_cpus and _depend_on_threads(items):
+                detail = f"none for {job.n_gpus} GPUs -> {min(known)} per GPU"
+                return _Answer(text, n_cpus, "replaced", _NONE, detail)
             if any(item.provenance != ON_DEMAND for item in items):
                 return _Answer(text, n_cpus)
             detail = f"{text} of {job.workload} on {job.n_gpus} GPUs, as an earlier job"
@@ -367,7 +382,8 @@ class _Settler:
         detail = f"{threads} -> {taken} for {text} of {job.workload} on {job.n_gpus} GPUs"
         # Drawn jobs may be written as a list, which should then request what runs.
         n_cpus = taken * job.n_gpus if self.is_drawn else n_cpus
-        return _Answer(text, n_cpus, "replaced", _FEWER if threads < taken else _MORE, detail)
+        reason = _FEWER if threads < taken else _MORE if taken == max(known) else _BETWEEN
+        return _Answer(text, n_cpus, "replaced", reason, detail)
 
     def _emulator(self, key: str) -> EmulatedSource | None:
         """Return the emulator if it has the times of a workload."""

@@ -450,7 +450,8 @@ def scenario(
     failures, recovery
         Failures of nodes: a file, a `makespan.sim.FailureModel` or events, see `makespan.sim.node_events`;
         and the recovery of jobs, a kind with its defaults, a `makespan.sim.Recovery`, or one for each job by
-        name. With failures and without a recovery, jobs restart from checkpoints.
+        name. With failures, jobs without a recovery restart from checkpoints; so do those without a name in a
+        mapping.
 
     Raises
     ------
@@ -477,6 +478,8 @@ def scenario(
     throughput = listed.source or throughput
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
+    few = (f"  {n_jobs} jobs are asked for; the list has {len(rows)}, which all run",)
+    missing = few if n_jobs is not None and n_jobs > len(rows) else ()
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
     jobs, planned_lines = with_planned(jobs, rows, listed.times, throughput, where, origin)
     jobs, rows, times, changed = settled(
@@ -512,16 +515,37 @@ def scenario(
         report="\n".join(
             filter(
                 None,
-                [place.report, head, *listed.lines, *lines, *planned_lines, *changed, origin_of_failures],
+                [
+                    place.report,
+                    head,
+                    *missing,
+                    *listed.lines,
+                    *lines,
+                    *planned_lines,
+                    *changed,
+                    origin_of_failures,
+                ],
             )
         ),
         kept=listed.kept,
         made_for=where,
         placement=placement,
         failures=events,
-        recovery=Recovery(recovery) if isinstance(recovery, str) else recovery,
+        recovery=_recovery_of(recovery, trace.jobs, jobs),
         failures_end_s=failures.end_s if isinstance(failures, FailureModel) and failures.per_day else None,
     )
+
+
+def _recovery_of(
+    recovery: RecoveryKind | Recovery | Mapping[str, Recovery] | None,
+    listed: Iterable[JobSpec],
+    kept: Iterable[JobSpec],
+) -> Recovery | Mapping[str, Recovery] | None:
+    """Return the recovery of a scenario; of a mapping, without jobs of the list that were left out."""
+    if isinstance(recovery, Mapping):
+        left_out = {job.job_id for job in listed} - {job.job_id for job in kept}
+        return {name: one for name, one in recovery.items() if name not in left_out}
+    return Recovery(recovery) if isinstance(recovery, str) else recovery
 
 
 @dataclass(frozen=True, slots=True)

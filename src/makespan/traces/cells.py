@@ -63,6 +63,7 @@ NODE_AGAIN = "node occurs again with the same resources"
 QUOTA_TOTAL = "total differs from the sum of the virtual clusters, which is taken"
 NAME_NUMBERED = "name occurs again; number appended"
 NAME_REPLACED = "name occurs again; this row replaces the first one"
+NO_QUOTAS = "tenants have no effect, as there are no quotas; the table of outcomes has them"
 STRAY_CELLS = "cells beyond the last named column; ignored"
 FLAG = "flag is neither 0 nor 1; read as 1"
 LATE_ROW = "submitted before the row above; rows sorted"
@@ -207,7 +208,7 @@ def repair(
 ) -> None:
     """Append the finding that the rows where ``wrong`` is true are repaired, if there are any.
 
-    ``before`` has the numbers of GPUs before a repair that changes them.
+    ``before`` has the numbers of GPUs before a repair that changes these, in the mean over the duration.
     """
     rows = _rows(frame, wrong)
     if not rows:

@@ -403,6 +403,7 @@ def read_philly_jobs(
         forward_s=length_s.where(length_s >= 0),
         length_s=length_s,
         is_open=start_s.notna() & end_s.isna(),
+        held_gpu_s=attempts["n_gpus"] * length_s.where(length_s >= 0),
     )
     of_job = attempts.groupby(ROW)
     parts = of_job.agg(
@@ -415,7 +416,8 @@ def read_philly_jobs(
         is_open=("is_open", "last"),
         is_unknown=("is_unknown", "any"),
     )
-    parts = parts.assign(forward_s=of_job["forward_s"].sum(min_count=1))
+    sums = of_job[["forward_s", "held_gpu_s"]].sum(min_count=1)
+    parts = parts.join(sums)
     frame = frame.assign(submit_time_s=submit_s).join(parts, on=ROW)
     flags = ("is_incomplete", "is_reversed", "is_open", "is_unknown")
     frame = frame.assign(
@@ -430,12 +432,10 @@ def read_philly_jobs(
     is_out = frame["outcome"].isin((UNSTARTED, RUNNING)) | ((frame["outcome"] == CANCELLED) & ~keep_cancelled)
     frame = drop(frame, ~is_out & frame["is_unknown"], MACHINES, findings)
     usable = (frame["duration_s"] >= 0) & ~is_out[frame.index]
-    for wrong, reason in (
-        (frame["is_incomplete"], PART_UNTIMED),
-        (frame["is_reversed"], PART_REVERSED),
-        (frame["n_counts"] > 1, GPU_CHANGES),
-    ):
-        repair(frame, wrong & usable, reason, findings)
+    repair(frame, frame["is_incomplete"] & usable, PART_UNTIMED, findings)
+    repair(frame, frame["is_reversed"] & usable, PART_REVERSED, findings)
+    held = frame["held_gpu_s"] / frame["duration_s"]  # GPUs of a job in the mean over its attempts
+    repair(frame, (frame["n_counts"] > 1) & usable, GPU_CHANGES, findings, before=held)
     columns = [
         "job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant", "status", "outcome", "start_s",
         ROW,

@@ -100,7 +100,9 @@ def finish_requests(
     kept = drop(kept, kept["job_id"].duplicated(), NAME_AGAIN, findings)
     if "end_s" in kept and stated is not None:
         differs = (stated[kept.index] - kept["duration_s"]).abs() > _DURATION_TOLERANCE_S
-        repair(kept, differs, CONTRADICTED, findings)
+        # As many GPUs as make the GPU time of the duration that is used equal to that of the stated one.
+        same_time = kept["n_gpus"] * stated[kept.index] / kept["duration_s"]
+        repair(kept, differs, CONTRADICTED, findings, before=same_time)
     if "start_s" in kept:
         early = kept["start_s"] < kept["submit_time_s"]
         repair(kept, early, EARLY, findings)

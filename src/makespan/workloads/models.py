@@ -281,7 +281,7 @@ class JobSpec:
     is_guaranteed
         True if it must run at least as fast as with the requested resources and plan.
     tenant
-        Owner of a quota.
+        Owner of the job, a label for tables: there are no quotas, and no policy here reads it.
     duration_s
         As the trace states [s]; the engine never reads it.
     """

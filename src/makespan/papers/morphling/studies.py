@@ -490,7 +490,8 @@ def _threads_per_gpu(run: Run) -> float:
     events = run.result.events
     rows = events[events["job_id"] != ""].sort_values(["job_id", "seq"])
     until_s = rows.groupby("job_id")["time_s"].shift(-1)
-    held_gpu_s = rows["n_gpus"] * (until_s - rows["time_s"]).fillna(0.0)
+    # Guests take no CPU threads.
+    held_gpu_s = rows["n_gpus"].where(rows["nodes"] != "", 0) * (until_s - rows["time_s"]).fillna(0.0)
     return float((held_gpu_s * rows["cpu_threads"]).sum() / held_gpu_s.sum())
 
 
