@@ -330,6 +330,10 @@ def with_extra_state():
     return _even(Extra)
 
 
+def with_double():
+    return _even(lambda: nn.Linear(4, 4).double())
+
+
 def with_lazy_layer():
     return _even(lambda: nn.LazyLinear(4))
 

@@ -171,9 +171,15 @@ def fetch(rank):
 
 def test_what_logical_workers_cannot_share_is_refused():
     synchronised = nn.Sequential(nn.Linear(4, 2), nn.SyncBatchNorm(2))
-    with pytest.raises(InputError, match=r"module 1 is a SyncBatchNorm.*expected BatchNorm, or 2 processes"):
-        hosted(synchronised)
-    hosted(synchronised, "0/1")
+    for mapping in ("0,1", "0/1"):
+        with pytest.raises(
+            InputError, match=r"module 1 is a SyncBatchNorm.*between GPUs; expected BatchNorm, who"
+        ):
+            hosted(synchronised, mapping)
+    with pytest.raises(
+        InputError, match=r"module 1 is a SyncBatchNorm, .* within a forward pass; expected BatchN"
+    ):
+        hosted(synchronised.to("meta"), "0/1")  # stands for a GPU
     with pytest.raises(InputError, match=r"mapping 0,1 has 2 logical workers; expected 3"):
         hosted(nn.Linear(4, 2), n=3)
     with pytest.raises(InputError, match="buffers 'mine'; expected per_rank, rank0"):

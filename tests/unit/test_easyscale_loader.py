@@ -17,7 +17,7 @@ from numpy.random import mtrand
 from stand_in_bits import flat
 from torch.utils.data import DataLoader, DistributedSampler
 
-from makespan.easyscale.data import LoaderPool, LoaderState, Shards
+from makespan.easyscale.data import LoaderPool, LoaderState, Shards, Streams
 from makespan.easyscale.randomness import (
     capture_random_states,
     preserved_random_states,
@@ -526,6 +526,110 @@ def test_order_of_samples_and_draws_change_with_the_epoch(stock):
     with LoaderPool(DATA, plain, {1: plain.start()}, n_processes=0) as pool:
         taken = [bits(pool.next(1)) for _ in range(2 * PER_EPOCH)]
     assert taken[0] != taken[PER_EPOCH]
+
+
+# --- streams ----------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Iterator that draws a seed when it begins, and in each batch."""
+
+    def __init__(self, batch):
+        self.batch, self.seed = batch, None if batch else torch.rand(()).item()
+        torch.rand(())
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.batch == 3:
+            raise StopIteration
+        self.batch += 1
+        return self.seed, self.batch, torch.rand(()).item()
+
+
+class Stateful:
+    """Makes its iterator for the first question about its state, as StatefulDataLoader of torchdata does."""
+
+    def __init__(self):
+        self.rows, self.is_new, self.start = None, False, 0
+
+    def state_dict(self):
+        if self.rows is None:
+            self.rows, self.is_new = Rows(self.start), True
+        return {"batch": self.rows.batch}
+
+    def load_state_dict(self, state):
+        self.rows, self.start = None, state["batch"]
+
+    def __iter__(self):
+        if not self.is_new:
+            self.rows, self.start = Rows(self.start), 0
+        self.is_new = False
+        return self.rows
+
+
+class Lazy(Stateful):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class Quiet(Lazy):
+    def __iter__(self):
+        for number in range(self.start, 3):
+            self.start = number + 1
+            yield number
+        self.start = 0
+
+    def state_dict(self):
+        return {"batch": self.start}
+
+
+def read(kind, ranks, n_batches, asks, resumes_after=()):
+    """Return what streams yield, each in random states of its own."""
+
+    def make():
+        return Streams(lambda rank, n: kind(), ranks, 2, positions, 5)
+
+    positions, found, own, notices = None, {rank: [] for rank in ranks}, {}, set()
+    for rank in ranks:
+        seed_everything(rank)
+        own[rank] = capture_random_states()
+    seed_everything(9)
+    streams = make()
+    for number in range(n_batches):
+        if asks:
+            before = capture_random_states()
+            positions = {rank: streams.state(rank).values() for rank in ranks}
+            assert capture_random_states() == before
+        if number in resumes_after:
+            streams = make()
+            again = {rank: streams.state(rank).values() for rank in ranks}
+            assert again == positions
+        for rank in ranks:
+            with preserved_random_states():
+                restore_random_states(own[rank])
+                found[rank].append(streams.next(rank)[1:] if kind is not Quiet else streams.next(rank))
+                own[rank] = capture_random_states()
+        notices |= streams.notices
+    return found, own, notices
+
+
+@pytest.mark.parametrize("resumes_after", [(), (0, 1, 2, 5), (3,), (6, 7)])
+def test_a_stream_is_asked_for_its_state_only_after_it_has_begun(resumes_after):
+    """Asking another one makes an iterator, whose seed comes from the random states of that moment."""
+    plain = read(Stateful, (0, 1), 8, asks=False)
+    assert read(Stateful, (0, 1), 8, asks=True, resumes_after=resumes_after) == plain
+    assert read(Stateful, (1,), 8, asks=True)[0][1] == plain[0][1]
+
+
+def test_a_stream_whose_generator_may_draw_again_where_it_resumes_is_named():
+    assert read(Lazy, (0,), 5, asks=True)[2] == set()
+    (notice,) = read(Lazy, (0,), 5, asks=True, resumes_after=(1,))[2]
+    assert notice.startswith(
+        "the stream Lazy draws in its first batch after a restart, and its __iter__ is a gen"
+    )
+    assert read(Quiet, (0,), 5, asks=True, resumes_after=(1, 4))[2] == set()
 
 
 # --- what is refused --------------------------------------------------------------------------------

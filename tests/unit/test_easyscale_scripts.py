@@ -1,5 +1,6 @@
 """What training scripts keep, return and call: kept under every mapping, or refused by name at once."""
 
+import io
 import json
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import found_state
 import torch.distributed as dist
 from elastic_job import HashingTrainer, bits
 from kept_state import Pair
@@ -39,9 +41,11 @@ from makespan.easyscale.reduction import Reduction, in_memory
 from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
 from makespan.easyscale.worker import TrainingProcess
 from makespan.errors import InputError, TrainingError
+from makespan.user_code import load_file
 
 pytestmark = pytest.mark.xdist_group("training")
 KEPT = Path(__file__).parents[1] / "support" / "kept_state.py"
+FOUND = KEPT.with_name("found_state.py")
 CPU, D1, STEPS = torch.device("cpu"), DeterminismLevel.named("D1"), 6
 
 
@@ -85,6 +89,63 @@ def test_state_of_optimizers_averages_and_data_sets_is_kept_too(tmp_path):
     ours = trainer(tmp_path / "changed", **changes)
     ours.run(3, "2,0/1")
     assert bits(ours.run(5, "1,2,0")) == bits(whole)
+
+
+def found(name, ranks):
+    """Load the code of a model anew, as a process does; return the model and the contexts of some ranks."""
+    sys.modules.pop("late_import", None)
+    module = load_file(FOUND)
+    torch.manual_seed(0)
+    model = getattr(module, name)()
+    return model, Contexts(model, CPU, ranks, 0, UserState(model, [module]))
+
+
+def turns(model, contexts, ranks, n_turns, watched=2):
+    """Return what passes compute, by rank."""
+    outputs = {rank: [] for rank in ranks}
+    for number in range(n_turns):
+        if number < watched:
+            contexts.begin_watching()
+        for rank in ranks:
+            with contexts.live(rank, watches=number < watched):
+                outputs[rank].append(model.turn(torch.ones(3, 2) * (rank + 1)))
+    return outputs
+
+
+@pytest.mark.parametrize("name", [kind.__name__ for kind in found_state.KEPT])
+def test_sums_belong_to_each_logical_worker_wherever_a_model_keeps_them(name):
+    alone = {rank: turns(*found(name, [rank]), [rank], 5)[rank] for rank in (0, 1)}
+    model, contexts = found(name, [0, 1])
+    ours, written = turns(model, contexts, (0, 1), 3), io.BytesIO()
+    assert contexts.notices == []
+    torch.save({rank: contexts.values(rank) for rank in (0, 1)}, written)
+    written.seek(0)
+    saved = torch.load(written, weights_only=True)
+    model, contexts = found(name, [1, 0])  # in a new process
+    for rank, values in saved.items():
+        contexts.install(rank, values)
+    later = turns(model, contexts, (1, 0), 2, watched=0)
+    assert {rank: ours[rank] + later[rank] for rank in (0, 1)} == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("InQueue", "model.kept, a Queue"),
+        ("InSimpleQueue", "model.kept, a SimpleQueue"),
+        ("InNestedQueue", "model.nested, a Queue"),
+        ("InWeakDictionary", "model.kept, a WeakKeyDictionary"),
+        ("InResult", "found_state.py:one, a cache of functools.lru_cache"),
+        ("InMethod", "found_state.py:InMethod.drawn, a cache of functools.lru_cache"),
+        ("InTensor", "found_state.py:InTensor.zero, a cache of functools.lru_cache"),
+        ("Pure", None),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_named_when_a_pass_changes_it(name, told):
+    model, contexts = found(name, [0, 1])
+    turns(model, contexts, (0, 1), 2)
+    begins = [notice.partition(", which")[0].partition(", of")[0] for notice in contexts.notices]
+    assert set(begins) == (set() if told is None else {f"a forward pass changes {told}"})
 
 
 def test_a_cache_of_samples_is_no_state():

@@ -545,7 +545,10 @@ def train(run):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"options": {"model": {"kind": "sync"}}}, "module features.1 is a SyncBatchNorm.*4 processes"),
+        (
+            {"options": {"model": {"kind": "sync"}}},
+            "module features.1 is a SyncBatchNorm.*expected BatchNorm",
+        ),
         ({"options": {"model": {"kind": "sparse"}}}, "words.weight has a sparse gradient; expected dense"),
         ({"options": {"model": {"wide": 4}}}, "options of model are .*wide.*unexpected keyword argument"),
         (

@@ -1,6 +1,7 @@
 """The coordinator and nodes that only count: losses of every kind, joins, drains, hung nodes, checkpoints."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import struct
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -486,3 +488,34 @@ def test_a_run_that_is_stopped_at_its_start_ends_without_a_checkpoint(tmp_path):
     run.coordinator.run()
     assert not run.of("commit") and not run.saved and run.protocol.step == 0
     assert [one.values for one in run.of("notice")] == [{"signal": "SIGTERM"}]
+
+
+def test_a_run_without_a_watcher_logs_what_a_signal_leaves(tmp_path, monkeypatch, caplog):
+    """By a stand-in of a run that a signal ends after its third iteration."""
+
+    def run(folder, *arguments):
+        def end():
+            os.kill(os.getpid(), signal.SIGTERM)
+            stopped = {"signal": "SIGTERM", "step": 3, "saved": _faults.saved_text(folder)}
+            watch(Event("stopped", 0.0, None, stopped))
+
+        watch = arguments[2]
+        notice = lambda name: watch(Event("notice", 0.0, None, {"signal": name}))  # noqa: E731
+        return SimpleNamespace(run=end, take_notice=notice)
+
+    monkeypatch.setattr(_faults, "_Run", lambda job, profile, iterations, *rest: run(*rest))
+    train = partial(_faults.train_resilient.__wrapped__, None, None, 5, tmp_path, SimpleNamespace(n_nodes=1))
+    came, before = [], signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: came.append(len(caplog.messages)))
+    try:
+        with caplog.at_level(logging.WARNING):
+            train()
+            train(watch=lambda event: None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [2, 2]
+    assert caplog.messages == [
+        "SIGTERM: ending after this iteration, with a checkpoint; a second signal ends at once",
+        f"{tmp_path}: stopped after 3 iterations, with tables; {tmp_path} has no checkpoint; the same call "
+        "starts from iteration 0",
+    ]

@@ -364,6 +364,7 @@ def test_layers_that_draw_from_numpy_or_python_follow_from_the_position(root):
             r"layer 1 \(Looked\): the gradient of 'table.weight' has the layout sparse_coo",
         ),
         ("with_extra_state", r"layer 1, itself: Extra keeps extra state \(get_extra_state\)"),
+        ("with_double", "layer 1, itself: Linear has weight in float64; expected float32: a job has one"),
         ("with_lazy_layer", r"layer 1, itself: LazyLinear has no shape yet for its parameter 'weight'"),
         ("with_loss_and_logs", "the loss of the chain returned tuple; expected a tensor with one value"),
         (

@@ -34,6 +34,7 @@ from makespan.easyscale.user_state import (
     is_opaque,
     listed,
     same_value,
+    unkept_change,
     without_ids,
 )
 from makespan.errors import InputError
@@ -792,8 +793,8 @@ class Contexts:
         self.store()
         if self._user is None:
             return
-        before, now = self._python, self._user.snapshot(self._python_names())
-        self._missed = self._changed_in_python(now, self._shared_python)
+        now = self._user.snapshot(self._python_names())
+        self._missed, before = self._changed_in_python(now, self._shared_python), self._python
         for name in sorted(self._missed):
             old, new = before.get(name, ABSENT), now.get(name, ABSENT)
             self._check_kind(name, old, new)
@@ -806,6 +807,11 @@ class Contexts:
 
     def _changed_in_python(self, now: Mapping[str, Any], left_out: set[str]) -> set[str]:
         """Return the names of shared values that differ from the last record."""
+        if self._user is not None:  # modules that a pass has imported
+            known = self._python.keys() | self._python_names()
+            first = {name: value for name, value in self._user.imported().items() if name not in known}
+            self._python |= first
+            self._watched_python |= first
         before = self._python
         names = (now.keys() | before.keys()) - left_out
         return {name for name in names if not same_value(before.get(name, ABSENT), now.get(name, ABSENT))}
@@ -831,6 +837,8 @@ class Contexts:
                 self._notice_opaque(name, new, "a forward pass")
                 self._python[name] = new
                 continue
+            if kind := unkept_change(old, new):
+                self._notice_opaque(name, ("kept", kind), "a forward pass")
             if name in self._missed and len(self._contexts) > 1:
                 self.notices.append(
                     f"{name} was changed by forward passes before the change was detected, so equal bits "

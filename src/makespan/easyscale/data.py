@@ -453,7 +453,7 @@ class StreamState:
     is_begun
         Whether a batch of this epoch has been read.
     state
-        ``state_dict`` of the stream.
+        ``state_dict`` of the stream; None if it has never been iterated.
     """
 
     epoch: int
@@ -471,6 +471,9 @@ class Streams:
     A stream is an iterable of batches with ``state_dict`` and ``load_state_dict``, as torchdata defines them.
     At its end the next epoch of this EST begins: ``set_epoch`` is called if there is one, then the stream is
     iterated anew. Batches are read in the turn of their EST.
+
+    A stream is asked for its state only after it was iterated in this process: a ``StatefulDataLoader``
+    makes its iterator for the answer, with a seed from the random states of that moment.
 
     Parameters
     ----------
@@ -502,6 +505,8 @@ class Streams:
         self._iterators: dict[int, Iterator[Any]] = {}
         self._epochs = dict.fromkeys(ranks, 0)
         self._begun = dict.fromkeys(ranks, False)
+        self._loaded: dict[int, Any] = dict.fromkeys(ranks)  # states of streams that were not iterated since
+        self._lazy = set[int]()  # ranks whose resumed iterator has run none of its code
         for rank in ranks:
             with preserved_random_states(), virtual_rank(rank, n_logical_workers):
                 seed_everything(seed)
@@ -523,9 +528,18 @@ class Streams:
     def _resume(self, rank: int, position: Mapping[str, Any]) -> None:
         """Resume a stream; what the new iterator draws was drawn before, so it leaves no trace."""
         self._epochs[rank], self._begun[rank] = position["epoch"], position["is_begun"]
-        self._streams[rank].load_state_dict(position["state"])
+        stream, state = self._streams[rank], position["state"]
+        if state is not None:
+            self._loaded[rank] = copy.deepcopy(state)
+            stream.load_state_dict(state)
         if self._begun[rank]:
-            self._iterators[rank] = iter(self._streams[rank])
+            self._iterate(rank)
+            if inspect.isgeneratorfunction(type(stream).__iter__):
+                self._lazy.add(rank)
+
+    def _iterate(self, rank: int) -> None:
+        self._iterators[rank] = iter(self._streams[rank])
+        self._loaded.pop(rank, None)
 
     def next(self, rank: int) -> Any:
         """Return the next batch of an EST; an `InputError` is raised if its stream has none."""
@@ -534,10 +548,15 @@ class Streams:
                 stream = self._streams[rank]
                 if hasattr(stream, "set_epoch"):
                     stream.set_epoch(self._epochs[rank])
-                self._iterators[rank] = iter(stream)
+                self._iterate(rank)
+            is_lazy = rank in self._lazy
+            before = capture_random_states() if is_lazy else b""
             try:
                 batch = next(self._iterators[rank])
+                if is_lazy:
+                    self._check_lazy(rank, before)
             except StopIteration:
+                self._lazy.discard(rank)
                 del self._iterators[rank]
                 self._epochs[rank], self._begun[rank] = self._epochs[rank] + 1, False
             else:
@@ -547,10 +566,24 @@ class Streams:
             f"data of logical worker {rank} ends without a batch; expected one per epoch at least"
         )
 
+    def _check_lazy(self, rank: int, before: bytes) -> None:
+        """Add a notice if the first batch of a resumed generator draws: its first lines may do so."""
+        self._lazy.discard(rank)
+        if capture_random_states() != before:
+            kind = type(self._streams[rank]).__name__
+            self.notices.add(
+                f"the stream {kind} draws in its first batch after a restart, and its __iter__ is a "
+                "generator function, whose first lines run again there; if these draw, as a DataLoader does "
+                "where it begins, bits differ; expected an __iter__ that begins it and returns an iterator"
+            )
+
     def state(self, rank: int) -> StreamState:
-        """Return the position of an EST."""
-        with virtual_rank(rank, self._n):
-            state = copy.deepcopy(self._streams[rank].state_dict())
+        """Return the position of an EST, without a trace in the random states."""
+        if rank in self._loaded:
+            state = copy.deepcopy(self._loaded[rank])
+        else:
+            with preserved_random_states(), virtual_rank(rank, self._n):
+                state = copy.deepcopy(self._streams[rank].state_dict())
         return StreamState(self._epochs[rank], self._begun[rank], state)
 
     def close(self) -> None:

@@ -283,10 +283,16 @@ def _hook_counts(model: nn.Module) -> dict[str, int]:
 def check_modules(model: nn.Module, mapping: RankMapping) -> None:
     """Raise an `InputError` if a module cannot be trained by ESTs that take turns."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.SyncBatchNorm) and mapping.n_processes < mapping.n_logical_workers:
+        if isinstance(module, nn.SyncBatchNorm):
+            tensors = (*module.parameters(), *module.buffers())
+            on_cpu = any(tensor.device.type == "cpu" for tensor in tensors)
+            if not on_cpu and mapping.n_logical_workers == 1:
+                continue  # has nobody to communicate with
+            limit = ", and only between GPUs" if on_cpu else ""
+            problem = "is a SyncBatchNorm, which communicates within a forward pass"
             raise InputError(
-                f"module {name or 'model'} is a SyncBatchNorm, which communicates within a forward pass; "
-                f"expected BatchNorm, or {mapping.n_logical_workers} processes (got {mapping.n_processes})"
+                f"module {name or 'model'} {problem}{limit}; "
+                "expected BatchNorm, whose statistics are those of a logical worker"
             )
 
 

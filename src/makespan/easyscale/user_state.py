@@ -9,17 +9,26 @@ values that are not captured, such as open files; they stay as they are.
 """
 
 import argparse
+import array
+import gc
+import importlib
 import io
 import random
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import _lru_cache_wrapper as Memo, partial
+from importlib.machinery import ModuleSpec, PathFinder
 from itertools import starmap, zip_longest
 from pathlib import Path
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from queue import Queue, SimpleQueue
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +36,7 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor, nn
 
+from makespan.easyscale.randomness import preserved_random_states
 from makespan.errors import CheckpointError
 from makespan.training.bits import has_equal_bits
 
@@ -37,13 +47,29 @@ _HOOKS = tuple(sorted(name for name in _INTERNAL if name.endswith("_hooks")))
 PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 """Types that a checkpoint holds as they are."""
 _OPEN = (nn.Module, SimpleNamespace, argparse.Namespace, torch.utils.data.Dataset)
+_PLAIN_OBJECTS = {
+    f"{kind.__module__}:{kind.__qualname__}": kind for kind in (UserDict, UserList, ChainMap, threading.local)
+}
+"""Classes of Python whose objects consist of their attributes; of a local object those of this thread."""
+_PLAIN_KINDS = set(_PLAIN_OBJECTS.values())
 _CALLABLES = (FunctionType, MethodType, partial)
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_MEMO = "cache of functools.lru_cache, of which results are drawn or changed"
+_DRAWING = {
+    "bernoulli", "bernoulli_", "choice", "choices", "dropout", "exponential_", "gauss", "integers",
+    "multinomial", "normal", "normal_", "permutation", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "random", "randperm", "randrange", "sample", "shuffle", "standard_normal",
+    "uniform", "uniform_",
+}  # fmt: skip
+"""Names that code has which draws."""
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _MOST_ITEMS = 10_000  # of containers of one value that a snapshot looks at
 _LARGE_BYTES, _MOST_BYTES = 1 << 23, 1 << 26
 """Larger tensors and arrays, and all beyond so many bytes of one value, are compared by samples."""
 _SAMPLED = 4096  # elements
 _OF_DICTIONARY = 3  # length of a taken dictionary: kind, values, keys
+_OF_UNKEPT = 4  # length of a queue that was taken: kept, its class, a word, items
 _MOST_OUTPUT_BYTES = 1 << 20  # of a tensor with a gradient function, such as a stored output
 _WATCHED_FIRST = 3
 
@@ -109,6 +135,42 @@ def user_modules(files: Iterable[str], names: Iterable[str]) -> list[ModuleType]
     return of_user
 
 
+class _Imports:
+    """Reports modules of the user that are imported later, such as in a forward pass, before they change.
+
+    Parameters
+    ----------
+    is_own
+        Tells whether a module of a name and a file is of the user.
+    report
+        Is called with the module, once its code has run.
+    """
+
+    def __init__(self, is_own: Callable[[str, str], bool], report: Callable[[ModuleType], None]) -> None:
+        self._is_own, self._report = weakref.WeakMethod(is_own), weakref.WeakMethod(report)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        """Find a module of the user, and have its loader report it; leave others to the other finders."""
+        is_own, spec = self._is_own(), PathFinder.find_spec(name, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if spec is None or loader is None or is_own is None or not is_own(name, spec.origin or ""):
+            return None
+        run = loader.exec_module
+
+        def run_and_report(module: ModuleType) -> None:
+            run(module)
+            if (report := self._report()) is not None:
+                report(module)
+
+        loader.exec_module = run_and_report
+        return spec
+
+    def remove(self) -> None:
+        """Watch imports no longer."""
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
+
+
 class UserState:
     """Finds, captures and restores the values that user code keeps in Python.
 
@@ -144,6 +206,37 @@ class UserState:
         self._others = {id(each) for each in (*(others or {}).values(), *of_all_code)}
         self._found: dict[str, _Place] = {}
         self._known: set[int] = set()
+        self._results: dict[int, tuple[int, dict[int, tuple[Any, Any]]]] = {}
+        self._imported: dict[str, Any] = {}
+        self._unfound = set[str]()
+        self._folders = {
+            Path(file).resolve().parent for each in modules if (file := getattr(each, "__file__", ""))
+        }
+        self._packages = {
+            module.__name__.partition(".")[0] for module in modules if module.__spec__ is not None
+        }
+        if modules:
+            imports = _Imports(self._is_own, self._add)
+            sys.meta_path.insert(0, imports)
+            weakref.finalize(self, imports.remove)
+
+    def _is_own(self, name: str, file: str) -> bool:
+        """Return True for a module of the user by its name and file."""
+        is_beside = name.partition(".")[0] in self._packages or Path(file).resolve().parent in self._folders
+        return bool(file) and is_beside and "site-packages" not in file
+
+    def _add(self, module: ModuleType) -> None:
+        """Search a module, too, that code of the user has just imported; keep its first values."""
+        label = module.__name__
+        self._modules[label], self._names[label] = module, label
+        places = self.places()
+        new = {name for name in places if name.startswith(f"{label}:")}
+        self._imported |= {name: self._captured(places[name], is_whole=False) for name in new}
+
+    def imported(self) -> dict[str, Any]:
+        """Return the first values of modules that were imported since the last call."""
+        values, self._imported = self._imported, {}
+        return values
 
     def places(self) -> dict[str, _Place]:
         """Return the current places of values, by name."""
@@ -157,6 +250,14 @@ class UserState:
             for kind in _HOOKS:
                 for number, key in enumerate(hooks := vars(module)[kind]):
                     places[f"{prefix}.{kind}.{number}"] = _Place(hooks, key)
+            if (home := self._names.get(type(module).__module__)) and "<locals>" in type(module).__qualname__:
+                places |= self._inside(f"{home}:{type(module).__qualname__}", type(module), seen)
+        for path, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+            inside = vars(tensor)
+            places |= {
+                f"model.{path}.{key}": _Place(inside, key) for key in inside if not key.startswith("_dynamo")
+            }
+            places |= self._in_hooks(f"model.{path}", tensor, seen)
         for label, other in self._named.items():
             if isinstance(other, _CALLABLES):
                 places |= self._held(label, other, seen)
@@ -171,11 +272,11 @@ class UserState:
                     continue
                 name = f"{label}:{key}"
                 if isinstance(value, type) and value.__module__ == module.__name__ and value.__name__ == key:
-                    places |= self._inside(name, value)
+                    places |= self._inside(name, value, seen)
                 elif id(value) not in self._others:
                     places[name] = _Place(vars(module), key)
         for name, place in list(places.items()):
-            if isinstance(value := place.get(), _CALLABLES):
+            if isinstance(value := place.get(), (*_CALLABLES, Memo)):
                 places |= self._held(name, value, seen)
         self._found = places
         self._known = {id(part) for part in self._model.modules()} | self._others
@@ -192,16 +293,26 @@ class UserState:
         if id(value) in seen:
             return
         seen.add(id(value))
+        if isinstance(value, Memo):
+            yield from self._held(f"{name}.__wrapped__", value.__wrapped__, seen)
+            return
         if isinstance(value, partial):
             held = [(key, _Place(value, key)) for key in ("func", "args", "keywords")]
+            for key, inner in (*enumerate(value.args), *value.keywords.items()):
+                if isinstance(inner, (*_CALLABLES, Memo)):
+                    yield from self._held(f"{name}.{key}", inner, seen)
         elif isinstance(value, MethodType):
             held = [("__self__", _Place(value, "__self__"))]
-        elif value.__module__ not in self._names:
+        elif not isinstance(value, FunctionType) or value.__module__ not in self._names:
             return
         else:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             held = [(key, _Place(vars(value), key)) for key in vars(value)]
-            held += [(key, _Place(cell, key)) for key, cell in cells if id(cell) not in seen]
+            held += [
+                (key, _Place(cell, key))
+                for key, cell in cells
+                if id(cell) not in seen and key != "__class__"  # the class of a method that calls super()
+            ]
             held += [
                 (key, _Place(value, key))
                 for key in ("__defaults__", "__kwdefaults__")
@@ -215,25 +326,64 @@ class UserState:
                 yield from self._held(f"{name}.{key}", inner, seen)
             else:
                 yield f"{name}.{key}", place
+                if isinstance(inner, Memo):
+                    yield from self._held(f"{name}.{key}", inner, seen)
 
-    def _inside(self, name: str, value: type) -> Iterator[tuple[str, _Place]]:
-        """Places in a class."""
-        for key, attribute in vars(value).items():
-            if (
+    def _inside(self, name: str, value: type, seen: set[int]) -> Iterator[tuple[str, _Place]]:
+        """Places in a class, and in its methods and properties."""
+        for key, attribute in list(vars(value).items()):
+            function = _function_of(attribute)
+            if isinstance(function, Memo):
+                yield f"{name}.{key}", _Place({key: function}, key)
+            if isinstance(function, FunctionType | Memo):
+                yield from self._held(f"{name}.{key}", function, seen)
+            elif (
                 not key.startswith("__")
                 and not callable(attribute)
                 and not hasattr(type(attribute), "__get__")
             ):
                 yield f"{name}.{key}", _Place(value, key)
 
+    def _in_hooks(self, name: str, tensor: Tensor, seen: set[int]) -> Iterator[tuple[str, _Place]]:
+        """Places in the hooks that user code has registered with a parameter or buffer."""
+        for kind in _TENSOR_HOOKS:
+            hooks: dict[Any, Any] = getattr(tensor, kind, None) or {}
+            own = [key for key, hook in hooks.items() if not _module_of(hook).startswith("makespan.")]
+            for number, key in enumerate(own):
+                label, hook = f"{name}.{kind}.{number}", hooks[key]
+                if isinstance(hook, _CALLABLES):
+                    yield from self._held(label, hook, seen)
+                elif _module_of(hook) in self._names:
+                    yield label, _Place(hooks, key)
+
     def snapshot(self, left_out: Iterable[str] = ()) -> dict[str, Any]:
         """Return all values for comparison; of a very large one a fingerprint."""
         skipped, places = set(left_out), self.places()
         return {
-            name: _Taking(self._names, self._known, is_whole=False).take(place.get())
+            name: self._captured(place, is_whole=False)
             for name, place in places.items()
             if name not in skipped
         }
+
+    def _captured(self, place: _Place, *, is_whole: bool) -> Any:
+        value, taking = place.get(), _Taking(self._names, self._known, is_whole=is_whole)
+        return self._memo(value, taking) if isinstance(value, Memo) else taking.take(value)
+
+    def _memo(self, memo: Any, taking: "_Taking") -> Any:
+        """Return a mark of a cache that changes where it matters whose calls filled it.
+
+        That is where the function draws, or where a result was changed after it was stored.
+        """
+        n_changes, known = self._results.get(id(memo), (0, {}))
+        results = dict[int, tuple[Any, Any]]()
+        for result in _results_of(memo):
+            if type(result) not in PLAIN_TYPES:
+                taken = result._version if isinstance(result, Tensor) else taking.take(result)
+                results[id(result)] = result, taken
+                if id(result) in known and not same_value(known[id(result)][1], taken):
+                    n_changes += 1
+        self._results[id(memo)] = n_changes, results
+        return ("kept", _MEMO, n_changes, memo.cache_info().misses if _draws(memo, set()) else 0)
 
     def iterators(self) -> dict[str, str]:
         """Return the types of kept iterators, by name: their position cannot be read."""
@@ -251,6 +401,7 @@ class UserState:
             and value
             and value[0] in ("object", "stepper")
             and value[1].split(":")[0] not in self._modules
+            and value[1] not in _PLAIN_OBJECTS
         ):
             return str(value[1]).replace(":", ".")
         return ""
@@ -260,9 +411,9 @@ class UserState:
         return {name: self._take(self._found.get(name) or self._place_of(name)) for name in names}
 
     def _take(self, place: _Place | None) -> Any:
-        if place is None or (value := place.get()) is ABSENT:
+        if place is None or place.get() is ABSENT:
             return ABSENT
-        return _Taking(self._names, self._known, is_whole=True).take(value)
+        return self._captured(place, is_whole=True)
 
     def give(self, values: Mapping[str, Any]) -> None:
         """Restore values that `take` or `snapshot` returned; kept values stay as they are."""
@@ -275,10 +426,12 @@ class UserState:
         """Return the place of a value that does not exist yet."""
         if name.startswith("model."):
             path, _, key = name.removeprefix("model").removeprefix(".").rpartition(".")
-            module = dict(self._model.named_modules()).get(path)
-            return None if module is None else _Place(vars(module), key)
+            found: Any = dict(self._model.named_modules()).get(path)
+            if found is None:  # an attribute of a tensor
+                found = dict((*self._model.named_parameters(), *self._model.named_buffers())).get(path)
+            return None if found is None else _Place(vars(found), key)
         home, _, rest = name.rpartition(":")
-        module = self._modules.get(home)
+        module = self._modules.get(home) or self._import(home)
         if module is None:
             label, _, key = name.partition(".")
             return _Place(vars(self._named[label]), key) if label in self._named else None
@@ -287,6 +440,17 @@ class UserState:
             return _Place(vars(module), key)
         holder = getattr(module, owner, None)
         return _Place(vars(holder) if isinstance(holder, FunctionType) else holder, key) if holder else None
+
+    def _import(self, home: str) -> ModuleType | None:
+        """Import a module of the user that passes had imported before the checkpoint; None for none."""
+        if not home or home.endswith(".py") or home in self._unfound:
+            return None
+        with preserved_random_states():
+            try:
+                importlib.import_module(home)
+            except ImportError:
+                self._unfound.add(home)
+        return self._modules.get(home)
 
     def _made(self, name: str, saved: Any, now: Any) -> Any:
         """Return the restored value of a place: the current value ``now``, changed in place, or a new one."""
@@ -306,16 +470,34 @@ class UserState:
             return now
         if kind == "array":
             dtype, shape, content = rest
-            array = np.frombuffer(content, np.dtype(dtype)).reshape(shape)
-            if isinstance(now, np.ndarray) and now.dtype == array.dtype and now.shape == array.shape:
+            values = np.frombuffer(content, np.dtype(dtype)).reshape(shape)
+            if isinstance(now, np.ndarray) and now.dtype == values.dtype and now.shape == values.shape:
                 if now.flags.writeable:
-                    now[...] = array
+                    now[...] = values
                 return now
             # A scalar of NumPy is taken as an array without axes.
-            return array.copy() if shape or isinstance(now, np.ndarray) else array[()]
+            return values.copy() if shape or isinstance(now, np.ndarray) else values[()]
         if kind == "random":
             _set_generator(now, rest[0])
             return now
+        if kind in ("bytearray", "numbers"):
+            fresh: Any = bytearray(rest[0]) if kind == "bytearray" else array.array(*rest)
+            if type(now) is not type(fresh) or getattr(now, "typecode", "") != getattr(fresh, "typecode", ""):
+                return fresh
+            now[:] = fresh
+            return now
+        if kind == "context":
+            if isinstance(now, ContextVar) and not is_absent(rest[0]):
+                now.set(self._made(name, rest[0], now.get(None)))
+            return now
+        if kind == "holder":
+            label, content, attributes = rest
+            if now is None or now is ABSENT or _kind(type(now), self._names) != label:
+                now = _blank(self._class(name, label))
+                if isinstance(now, deque):
+                    now = type(now)((), content[2])
+            self._made(name, content, now)
+            return self._object(name, label, attributes, now)
         if kind == "object":
             return self._object(name, rest[0], rest[1], now)
         if kind == "named":
@@ -339,13 +521,13 @@ class UserState:
             made_keys = [self._made(name, key, None) for key in rest[1]]
             keys = [tuple(key) if isinstance(key, list) else key for key in made_keys]
             # Values are restored into the old ones before the dictionary itself is cleared.
-            fresh = {
+            made = {
                 key: self._made(name, item, old.get(key)) for key, item in zip(keys, rest[0], strict=True)
             }
             if not isinstance(now, dict):
-                return fresh
+                return made
             now.clear()
-            now.update(fresh)
+            now.update(made)
             return now
         olds = list(now) if isinstance(now, list | tuple | deque) else []
         items = [
@@ -356,7 +538,7 @@ class UserState:
 
     def _object(self, name: str, kind: str, values: Mapping[str, Any], now: Any) -> Any:
         if now is None or now is ABSENT or _kind(type(now), self._names) != kind:
-            now = object.__new__(self._class(name, kind))  # without __init__, which may need arguments
+            now = _blank(_PLAIN_OBJECTS.get(kind) or self._class(name, kind))
         inside, slots = getattr(now, "__dict__", {}), _slots(type(now))
         for key in [key for key in inside if key not in values]:
             del inside[key]
@@ -443,6 +625,15 @@ class _Taking:
             self._left -= len(value)
             if self._left < 0:
                 return ("kept", "large", type(value).__name__, len(value))
+            kind = type(value)
+            if kind.__module__ in self._names and isinstance(value, dict | list | set | deque):
+                inside = {key: self.take(attribute) for key, attribute in _attributes(value).items()}
+                return ("holder", _kind(kind, self._names), self._items(value), inside)
+            return self._items(value)
+        return self._object(value)
+
+    def _items(self, value: Any) -> Any:
+        """Take a container."""
         if isinstance(value, dict):
             return ("dict", [self.take(item) for item in value.values()], [self.take(key) for key in value])
         if isinstance(value, list):
@@ -451,12 +642,25 @@ class _Taking:
             return ("tuple", [self.take(item) for item in value])
         if isinstance(value, set | frozenset):
             return ("set", sorted((self.take(item) for item in value), key=repr))
-        if isinstance(value, deque):
-            return ("deque", [self.take(item) for item in value], value.maxlen)
+        return ("deque", [self.take(item) for item in value], value.maxlen)
+
+    def _object(self, value: Any) -> Any:
+        """Take an object that is no container."""
+        if type(value) is bytearray:
+            return ("bytearray", bytes(value))
+        if type(value) is array.array:
+            return ("numbers", value.typecode, value.tobytes())
+        if isinstance(value, ContextVar):
+            try:
+                return ("context", self.take(value.get()))
+            except LookupError:
+                return ("context", ABSENT)
         if isinstance(value, _STEPPERS):
             return ("stepper", _kind(type(value), self._names), self.take(value.state_dict()))
         kind = type(value)
-        is_open = kind.__module__ in self._names or isinstance(value, _OPEN)
+        is_open = kind.__module__ in self._names or isinstance(value, _OPEN) or kind in _PLAIN_KINDS
+        if not is_open and isinstance(value, (Queue, SimpleQueue, *_WEAK)):
+            return self._unkept(value)
         if isinstance(value, type | FunctionType) and (home := self._names.get(value.__module__)):
             if _found_in(sys.modules.get(value.__module__), value.__qualname__) is value:
                 return ("named", home, value.__qualname__)
@@ -467,6 +671,19 @@ class _Taking:
             inside = {key: self.take(attribute) for key, attribute in _attributes(value).items()}
             return ("object", _kind(kind, self._names), inside)
         return ("kept", kind.__name__, id(value))
+
+    def _unkept(self, value: Any) -> Any:
+        """Take a queue or a weak dictionary: it is not restored, but its changes show."""
+        if isinstance(value, SimpleQueue):
+            items: Any = value.qsize()
+        elif isinstance(value, Queue):
+            items = [self.take(item) for item in list(value.queue)]
+        else:
+            items = [
+                self.take(item)
+                for item in list(value if isinstance(value, weakref.WeakSet) else value.values())
+            ]
+        return ("kept", type(value).__name__, "content", items)
 
 
 class StateComparison:
@@ -511,6 +728,60 @@ def _has_tensors(value: Any) -> bool:
         is_marked = len(value) > 0 and type(value[0]) is str and value[0] in ("stepper", "random")
         return is_marked or any(map(_has_tensors, value))
     return isinstance(value, Tensor)
+
+
+def _function_of(attribute: Any) -> Any:
+    """Return the function behind an attribute of a class, such as a static method or a property."""
+    for key in ("__func__", "fget", "func"):
+        if isinstance(inner := getattr(attribute, key, None), FunctionType | Memo):
+            return inner
+    return attribute
+
+
+def _module_of(hook: Any) -> str:
+    """Return the name of the module of a function, or of the class of another object."""
+    if isinstance(hook, partial):
+        return _module_of(hook.func)
+    return str(hook.__module__ if isinstance(hook, FunctionType | MethodType) else type(hook).__module__)
+
+
+def _results_of(memo: Any) -> Iterator[Any]:
+    """Return what a cache of ``functools.lru_cache`` holds; of one with a limit the arguments, too."""
+    is_bounded = memo.cache_info().maxsize is not None
+    for held in gc.get_referents(memo):
+        if held is vars(memo) or held is memo.__wrapped__ or isinstance(held, type):
+            continue
+        if not is_bounded:
+            yield from held.values() if isinstance(held, dict) else ()
+        elif not (
+            isinstance(held, dict) and any(type(one).__module__ == "functools" for one in held.values())
+        ):
+            yield held
+
+
+def _draws(function: Any, seen: set[int]) -> bool:
+    """Return True if the code of a function, or of functions that it calls, has names of random draws."""
+    function = getattr(function, "__wrapped__", function)
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return False
+    seen.add(id(function))
+    names, codes = set[str](), [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    if names & _DRAWING:
+        return True
+    called = (function.__globals__.get(name) for name in names)
+    return any(
+        _draws(each, seen) for each in called if getattr(each, "__module__", "") == function.__module__
+    )
+
+
+def _blank(kind: Any) -> Any:
+    """Return an object of a class without ``__init__``, which may need arguments."""
+    is_plain = not issubclass(kind, (dict, list, set, deque, threading.local))
+    return object.__new__(kind) if is_plain else kind.__new__(kind)
 
 
 def _is_plain(defaults: Any) -> bool:
@@ -597,6 +868,8 @@ def without_ids(value: Any) -> Any:
 
 def is_filled_cache(before: Any, now: Any) -> bool:
     """Return True for a captured dictionary that got new entries while the old ones are unchanged."""
+    if all(type(value) is tuple and value[0] == "holder" for value in (before, now)):
+        return same_value(before[3], now[3]) and is_filled_cache(before[2], now[2])
     kinds = [
         type(value) is tuple and len(value) == _OF_DICTIONARY and value[0] == "dict"
         for value in (before, now)
@@ -627,6 +900,20 @@ def unseen_changes(before: Any, now: Any) -> bool:
     if isinstance(before, list | tuple) and type(before) is type(now):
         return any(starmap(unseen_changes, zip_longest(before, now, fillvalue=ABSENT)))
     return False
+
+
+def unkept_change(before: Any, now: Any) -> str:
+    """Class of a queue or weak dictionary inside of a captured value that changed; empty for none."""
+    if is_opaque(before) and is_opaque(now):
+        has_content = len(before) == len(now) == _OF_UNKEPT and before[2] == now[2] == "content"
+        return str(now[1]) if has_content and not same_value(before, now) else ""
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = [(each, now[key]) for key, each in before.items() if key in now]
+    elif isinstance(before, list | tuple) and type(before) is type(now):
+        pairs = list(zip(before, now, strict=False))
+    else:
+        return ""
+    return next((kind for pair in pairs if (kind := unkept_change(*pair))), "")
 
 
 def is_generator(value: Any) -> bool:

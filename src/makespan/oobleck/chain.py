@@ -190,7 +190,7 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
     random.seed(number)
     mtrand.seed(number & 0xFFFF_FFFF)
     torch.manual_seed(number)
-    layer = chain.layers[index]()
+    layer, kinds = chain.layers[index](), {torch.float32, getattr(torch, job.dtype)}
     if not isinstance(layer, nn.Module):
         raise InputError(f"layer {index} is {type(layer).__name__}; expected a torch.nn.Module")
     for name, module in layer.named_modules():
@@ -200,6 +200,16 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
             problem = f"{where} has no shape yet for its parameter {lazy[0]!r}"
             raise InputError(
                 f"{problem}; expected layers with all sizes given, such as Linear for LazyLinear"
+            )
+        for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if not (value.is_floating_point() or value.is_complex()) or value.dtype in kinds:
+                continue
+            found, expected = (
+                " or ".join(sorted({str(one)[6:] for one in each})) for each in ([value.dtype], kinds)
+            )
+            raise InputError(
+                f"{where} has {key} in {found}; expected {expected}: a job has one floating-point type "
+                "(dtype), to which its layers are converted"
             )
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             problem = f"{where} keeps extra state (get_extra_state), which is not copied between nodes"

@@ -5,6 +5,7 @@ not influence its decisions.
 """
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -63,6 +65,8 @@ from makespan.runtime.coordinator import Coordinator, Event, Timeouts
 from makespan.runtime.joining import PROCESSES, drain, join_with
 from makespan.runtime.protocol import CoordinatorProtocol
 from makespan.tables import TableSchema, csv_text, parse_csv, table_schema
+
+_log = logging.getLogger(__name__)
 
 # --- Schemas of the tables of a run -----------------------------------------------------------------
 
@@ -628,7 +632,7 @@ def train_resilient(
     options: LiveOptions,
     *,
     launcher: Launcher | None = None,
-    watch: Callable[[Event], object] = lambda event: None,
+    watch: Callable[[Event], object] | None = None,
     faults: Faults | None = None,
     record: Record | None = None,
 ) -> LiveResult:
@@ -650,7 +654,8 @@ def train_resilient(
     options, launcher
         Options of the run; launcher of the processes, None for this machine.
     watch
-        Called with every event of the coordinator, in its process.
+        Called with every event of the coordinator, in its process. By default a signal, and what is saved
+        where it ends the run, are logged as warnings.
     faults
         Faults to inject.
     record
@@ -684,7 +689,8 @@ def train_resilient(
         )
     try:
         record = record or Record()
-        run = _Run(job, profile, iterations, folder, options, launcher, watch, faults, record)
+        seen = watch or partial(_log_signals, folder)
+        run = _Run(job, profile, iterations, folder, options, launcher, seen, faults, record)
         with _notices(run.take_notice) as received:
             result = run.run()
     finally:
@@ -692,6 +698,18 @@ def train_resilient(
     for number in received[:1]:
         signal.raise_signal(number)
     return result
+
+
+def _log_signals(folder: Path, event: Event) -> None:
+    """Log that a signal ends the run, and what is saved then."""
+    if event.kind == "notice":
+        text = "ending after this iteration, with a checkpoint; a second signal ends at once"
+        _log.warning("%s: %s", event.values["signal"], text)
+    elif event.kind == "stopped":
+        values = event.values
+        _log.warning(
+            "%s: stopped after %d iterations, with tables; %s", folder, values["step"], values["saved"]
+        )
 
 
 @contextmanager
