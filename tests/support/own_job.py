@@ -110,10 +110,9 @@ _PLACES = {"backward": in_backward, "exchange": in_exchange, "checkpoint": in_ch
 
 def counted(model, moment):
     """Return a function that kills this process once, when it is called for the nth time in a mini-batch."""
-    seen = {}
-
     def count():
-        step = int(model.n_passes)
+        # Kept where no state of user code is looked for: each logical worker would count for itself.
+        seen, step = vars(links).setdefault(f"_counted {moment['file']}", {}), int(model.n_passes)
         seen[step] = seen.get(step, 0) + 1
         if step == moment["step"] and seen[step] >= moment["count"]:
             once({"at": 0, "file": moment["file"]}, 0)

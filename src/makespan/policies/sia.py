@@ -7,6 +7,7 @@ between the bound and the greedy solution cannot be part of a better one. The re
 exactly, by dynamic programming over the devices, so schedules do not depend on the version of a solver.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -318,7 +319,8 @@ class Sia:
         changes = _realise(view, groups, counts)
         # Damping ends as a job grows older, so the next round may change sizes even if nothing happens.
         may_change = any(len(group.sizes) > 1 for group in groups if group.jobs[0].allocation is not None)
-        again_s = view.time_s + (view.interval_s or self.interval_s)
+        round_s = view.interval_s or self.interval_s
+        again_s = (math.floor(view.time_s / round_s * (1 + 1e-12)) + 1) * round_s
         return Decision(changes, again_s if may_change or changes else None), state
 
     def _groups(self, view: ClusterView, sizes: Sizes) -> list[Group]:

@@ -20,7 +20,6 @@ from makespan.traces.cells import (
     FLAGS,
     NO_GUARANTEE,
     NO_PLAN,
-    NO_QUOTAS,
     NO_RUN,
     ROW,
     Finding,
@@ -224,7 +223,8 @@ def _job_trace(
         findings.append(Finding("repaired", NO_GUARANTEE))
     frame["tenant"] = cells[columns["tenant"]] if columns.get("tenant") in cells else ""
     if (frame["tenant"] != "").any():
-        findings.append(Finding("ignored", NO_QUOTAS))
+        reason = "tenants have no effect, as there are no quotas; the table of outcomes has them"
+        findings.append(Finding("ignored", reason))
     batches = {name: batch_of(name) for name in dict.fromkeys(cells[columns["workload"]]) if batch_of}
     measured = {name: batch for name, batch in batches.items() if batch is not None}
     keys = _keys(cells, columns, measured, where, findings)
