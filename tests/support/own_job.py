@@ -110,6 +110,7 @@ _PLACES = {"backward": in_backward, "exchange": in_exchange, "checkpoint": in_ch
 
 def counted(model, moment):
     """Return a function that kills this process once, when it is called for the nth time in a mini-batch."""
+
     def count():
         # Kept where no state of user code is looked for: each logical worker would count for itself.
         seen, step = vars(links).setdefault(f"_counted {moment['file']}", {}), int(model.n_passes)
