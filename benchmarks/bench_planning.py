@@ -40,7 +40,7 @@ def _mixture(i: int) -> tuple[Layers, ...]:
 
 def _alternating(i: int) -> tuple[Layers, ...]:
     """Return 36 layers, every second one with a window."""
-    experts = Experts(128, 4, 2880 + i, has_bias=True)
+    experts = Experts(128, 4, 2880 + 4 * i, has_bias=True)
     return tuple(Layers(1, Attention(64, 8, 64, 64, window=128 * (k % 2)), experts) for k in range(36))
 
 
@@ -50,7 +50,7 @@ def _local_and_global(i: int) -> tuple[Layers, ...]:
         Layers(
             1,
             Attention(32, 16, 128, 128, window=1024 * (k % 6 != 5), n_norms=2),
-            FeedForward(21504 + i, True),
+            FeedForward(21504 + 4 * i, True),
             norm_vectors=4,
         )
         for k in range(36)
