@@ -121,6 +121,15 @@ def test_a_window_and_a_mask_bound_what_a_token_sees():
     exact = np.minimum(np.arange(1, 4097), 128).mean()
     assert windowed.seen_tokens(4096) == pytest.approx(exact)
     assert dataclasses.replace(causal, is_causal=False).seen_tokens(4096) == 4096
+    position = np.arange(1000)
+    is_seen = position[:, None] // 300 == position // 300  # three chunks and a shorter one
+    chunked = dataclasses.replace(causal, chunk=300)
+    assert chunked.seen_tokens(1000) == pytest.approx(np.tril(is_seen).sum() / 1000)
+    both_sides = dataclasses.replace(chunked, is_causal=False)
+    assert both_sides.seen_tokens(1000) == pytest.approx(is_seen.sum() / 1000)
+    assert chunked.seen_tokens(300) == causal.seen_tokens(300)
+    with pytest.raises(InputError, match="window is 8 and chunk 16; expected one of them"):
+        Attention(8, 8, 64, 64, window=8, chunk=16)
 
 
 def test_stated_parameters_that_contradict_the_layers_are_refused():

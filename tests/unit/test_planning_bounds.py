@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -185,6 +186,20 @@ def test_the_fullest_stage_of_an_uneven_pipeline_counts():
     of_ends = Layout(dp=1, pp=17, ends_as_layers=True)
     found = memory(Training(model_of(32), 8192, 480), of_ends, cluster)["activations"]
     assert found == pytest.approx(2 * 16 / 32 * kept[32])
+
+
+def test_separate_kernels_compute_the_scores_that_windows_and_chunks_mask():
+    cluster, layout = read_machines("8xa100-80"), Layout(dp=8, micro_batch=1)
+    whole, *local = (
+        Training(model_of(attention=replace(ATTENTION, **bound)), 4096, 8)
+        for bound in ({}, {"window": 256}, {"chunk": 256})
+    )
+    scores = terms(whole, layout, cluster, "megatron-2021")["scores"]
+    assert [terms(one, layout, cluster, "megatron-2021")["scores"] for one in local] == [scores, scores]
+    fused = terms(whole, layout, cluster)["attention"]
+    for one in local:
+        seen = one.model.layers[0].attention.seen_tokens(4096) / ATTENTION.seen_tokens(4096)
+        assert terms(one, layout, cluster)["attention"] == pytest.approx(seen * fused)
 
 
 def test_selective_recomputation_keeps_what_attention_starts_from():

@@ -543,22 +543,25 @@ def test_layers_with_experts_follow_the_fields_of_the_family(tmp_path, config, f
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_said"),
+    ("changes", "chunks"),
     [
-        ({"attention_chunk_size": 8192}, True),
-        ({}, True),  # the default of transformers
-        ({"attention_chunk_size": None}, False),
-        ({"layer_types": ["full_attention"] * 4}, False),
+        ({}, [8192, 8192, 8192, 0]),  # the defaults of transformers
+        ({"attention_chunk_size": 512, "no_rope_layer_interval": 2}, [512, 0, 512, 0]),
+        ({"no_rope_layers": [0, 1, 1, 0]}, [0, 8192, 8192, 0]),
+        ({"attention_chunk_size": None}, [0] * 4),
+        ({"layer_types": ["full_attention"] * 4}, [0] * 4),
+        ({"layer_types": ["full_attention", "chunked_attention"] * 2}, [0, 8192] * 2),
     ],
 )
-def test_attention_in_chunks_is_said_to_be_counted_as_a_whole(tmp_path, caplog, changes, is_said):
+def test_layers_of_llama_4_with_rotary_positions_have_chunks(tmp_path, changes, chunks):
     config = {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1}
     sizes = _sizes(64, 4, 4, 100, 256, num_key_value_heads=2, intermediate_size_mlp=64)
 
-    read_model(_write(tmp_path, config | sizes | changes))
+    model = read_model(_write(tmp_path, config | sizes | changes))
 
-    said = "attention in chunks of 8192 tokens is counted as attention to all tokens"
-    assert (said in caplog.text) is is_said
+    attentions = [run.attention for run in model.layers for _ in range(run.n_layers)]
+    assert [attention.chunk for attention in attentions] == chunks
+    assert {attention.window for attention in attentions} == {0}
 
 
 def test_mixtures_have_dense_layers_shared_experts_and_latent_attention(tmp_path):

@@ -55,6 +55,8 @@ class Attention:
         True if a token sees earlier ones only.
     window
         Tokens that a token sees at most; 0 for all.
+    chunk
+        Tokens of the pieces that a sequence is cut into, where a token sees its own piece only; 0 for one piece.
     latent
         Projections of latent attention, if there are any.
     n_biases, n_norms
@@ -70,6 +72,7 @@ class Attention:
     value_dim: int
     is_causal: bool = True
     window: int = 0
+    chunk: int = 0
     latent: Latent | None = None
     n_biases: int = 0
     n_norms: int = 0
@@ -79,8 +82,10 @@ class Attention:
         check_fields(
             self,
             positive=("heads", "kv_heads", "head_dim", "value_dim"),
-            not_negative=("window", "n_biases", "n_norms"),
+            not_negative=("window", "chunk", "n_biases", "n_norms"),
         )
+        if self.window and self.chunk:
+            raise InputError(f"Attention: window is {self.window} and chunk {self.chunk}; expected one of them")
         if self.n_biases > 4:
             raise InputError(f"Attention: n_biases is {self.n_biases}; expected 0 to 4, one per projection")
         if self.has_gate and self.latent is not None:
@@ -132,6 +137,9 @@ class Attention:
 
     def seen_tokens(self, seq: int) -> float:
         """Return how many tokens a token attends to in the mean."""
+        if self.chunk and self.chunk < seq:
+            piece, rest = replace(self, chunk=0), seq % self.chunk
+            return ((seq - rest) * piece.seen_tokens(self.chunk) + rest * piece.seen_tokens(rest)) / seq
         if self.window and self.window < seq:
             if not self.is_causal:
                 return float(self.window)

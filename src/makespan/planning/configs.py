@@ -389,7 +389,8 @@ class _Family:
     ``outer_vectors`` those outside: final norms, norms of embeddings, token types. ``position_rows`` is the
     number of rows of a learned table beyond the longest sequence, None without such a table. ``slides`` says
     which layers have a window unless the field ``layer_types`` does, ``has_windows`` whether any has, and
-    ``window`` is the default of its size, or reads it from a field of another name.
+    ``window`` is the default of its size, or reads it from a field of another name; with ``is_chunked`` these
+    layers have chunks in place of windows.
     ``topk_method`` and ``groups`` are defaults of how tokens choose: groups of experts, and those of a token.
     ``wide_norms`` are norms of queries and keys over all heads together.
     """
@@ -420,6 +421,7 @@ class _Family:
     latent: bool = False
     slides: Callable[[_Fields, int], bool] | None = None
     has_windows: bool | tuple[str, bool] = True
+    is_chunked: bool = False
     window: int | Callable[[_Fields], int] = 0
 
 
@@ -432,13 +434,13 @@ def _qwen_moe_slides(fields: _Fields, layer: int) -> bool:
     return layer < fields.whole("max_window_layers", 28, least=0) and layer % 2 == 0
 
 
-def _smollm3_slides(fields: _Fields, layer: int) -> bool:
-    """Layers without rotary positions have the windows."""
+def _is_rotary(fields: _Fields, layer: int) -> bool:
+    """Return whether a layer has rotary positions: SmolLM3 has windows elsewhere, Llama 4 chunks there."""
     if rotary := fields.listed("no_rope_layers", int):  # 1 where there are such positions
         if layer >= len(rotary):
             raise InputError(f"field 'no_rope_layers': found {len(rotary)} numbers; expected one per layer")
-        return not rotary[layer]
-    return (layer + 1) % fields.whole("no_rope_layer_interval", 4) == 0
+        return bool(rotary[layer])
+    return (layer + 1) % fields.whole("no_rope_layer_interval", 4) > 0
 
 
 def _exaone_slides(fields: _Fields, layer: int) -> bool:
@@ -613,15 +615,6 @@ def _gemma3(fields: _Fields) -> _Family:
     )
 
 
-def _llama4(fields: _Fields) -> _Family:
-    is_null = fields.table.get("attention_chunk_size", 8192) is None
-    types = fields.listed("layer_types", str)
-    if not is_null and (not types or "chunked_attention" in types):
-        chunk = fields.whole("attention_chunk_size", 8192)
-        fields.warn("attention in chunks of %d tokens is counted as attention to all tokens", chunk)
-    return replace(_LLAMA, ffn=_llama4_moe, is_grouped=True, head_dim=128)
-
-
 def _stablelm(fields: _Fields) -> _Family:
     return _Family(
         n_biases=3,
@@ -778,7 +771,7 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
         _LLAMA,
         is_tied=True,
         is_grouped=True,
-        slides=_smollm3_slides,
+        slides=lambda fields, layer: not _is_rotary(fields, layer),
         has_windows=("use_sliding_window", False),
     ),
     "seed_oss": _seed_oss,
@@ -819,7 +812,15 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
         has_head_bias=("lm_head_bias", False),
         window=0,
     ),
-    "llama4_text": _llama4,
+    "llama4_text": replace(
+        _LLAMA,
+        ffn=_llama4_moe,
+        is_grouped=True,
+        head_dim=128,
+        slides=_is_rotary,
+        is_chunked=True,
+        window=8192,
+    ),
     "gpt_neo": _gpt_neo,
     "gpt_bigcode": _gpt_bigcode,
     "modernbert": _modernbert,
@@ -956,7 +957,8 @@ def _stack(fields: _Fields, kind: str) -> Architecture:
     )
     for layer in range(n_layers):
         ffn, extra = family.ffn(fields, family, layer)
-        own = replace(attention, window=windows[layer])
+        local = {"chunk" if family.is_chunked else "window": windows[layer]}
+        own = replace(attention, **local)
         layers.append(Layers(1, own, ffn, norm_vectors=family.norm_vectors, extra_parameters=extra + norms))
     positions = 0 if family.position_rows is None else max_seq + family.position_rows
     embedding_dim = fields.whole("word_embed_proj_dim", hidden) if kind == "opt" else hidden
@@ -1008,18 +1010,21 @@ def _attention(fields: _Fields, family: _Family, hidden: int) -> Attention:
     )
 
 
-def _window(fields: _Fields, default: int) -> int:
-    """Return the stated size of windows, 0 where it is null."""
-    is_null = "sliding_window" in fields.table and fields.table["sliding_window"] is None
-    return 0 if is_null else fields.whole("sliding_window", default, least=0)
+def _window(fields: _Fields, default: int, name: str = "sliding_window") -> int:
+    """Return the stated size of windows or chunks, 0 where it is null."""
+    is_null = name in fields.table and fields.table[name] is None
+    return 0 if is_null else fields.whole(name, default, least=0)
 
 
 def _windows(fields: _Fields, family: _Family, n_layers: int, is_causal: bool) -> list[int]:
-    """Return the window of each layer, 0 for none."""
+    """Return the window of each layer, or its chunk, 0 for none."""
     if family.slides is None:
         _warn_of_windows(fields)
         return [0] * n_layers
-    window = family.window(fields) if callable(family.window) else _window(fields, family.window)
+    local, name = "sliding_attention", "sliding_window"
+    if family.is_chunked:
+        local, name = "chunked_attention", "attention_chunk_size"
+    window = family.window(fields) if callable(family.window) else _window(fields, family.window, name)
     if window and family.is_causal and not is_causal:  # as many to each side, and the token itself
         window = 2 * window + 1
     if not fields.switch(family.has_windows):
@@ -1027,13 +1032,13 @@ def _windows(fields: _Fields, family: _Family, n_layers: int, is_causal: bool) -
     types = fields.listed("layer_types", str)
     if not types:
         slides = [family.slides(fields, layer) for layer in range(n_layers)]
-    elif len(types) != n_layers or not {*types} <= {"full_attention", "sliding_attention"}:
+    elif len(types) != n_layers or not {*types} <= {"full_attention", local}:
         raise InputError(
             f"field 'layer_types': found {len(types)} of {', '.join(sorted({*types}))}; "
-            f"expected {n_layers} of full_attention, sliding_attention"
+            f"expected {n_layers} of full_attention, {local}"
         )
     else:
-        slides = [name == "sliding_attention" for name in types]
+        slides = [kind == local for kind in types]
     return [window if is_sliding else 0 for is_sliding in slides]
 
 

@@ -7,7 +7,7 @@ their logarithms, and a grid of layouts is one pass over arrays.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -438,12 +438,13 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                     n * _scan_s(part, training, tokens, seq, cluster) / tp * (_SCAN_PASSES + grid.full)
                 )
                 continue
-            core_flop = part.core_flop(round(seq), n_encoded if is_cross else None)
+            # Separate kernels compute masked scores as well.
+            seen = replace(part, window=0, chunk=0) if stack.attention == "unfused" else part
+            core_flop = seen.core_flop(round(seq), n_encoded if is_cross else None)
             core = grid.micro_batch * core_flop / (tp * cp)
             passes = _CORE_PASSES + again_core
             is_odd = part.head_dim % 8 != 0
             if stack.attention == "unfused":
-                # Separate kernels compute masked scores as well.
                 full = 2.0 * core if part.is_causal else core
                 in_core = full / (peak16 * share) * (1.0 + 0.5 * half / part.head_dim)
                 n_terms["scores"] += n * in_core * (_GEMM_PASSES + again_core)
