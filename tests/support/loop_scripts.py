@@ -911,8 +911,11 @@ def wrong(run, kind):
                     other.weight += 1
             if kind == "scheduler in a turn":
                 scheduler.step()
-            if kind == "rate in a turn":
+            if kind == "rate in a turn" or (kind == "late rate in a turn" and loop.step == 5):
                 optimizer.param_groups[0]["lr"] *= 0.9
+            if kind == "written in turns" or (kind == "late weights in turns" and loop.step == 5):
+                with torch.no_grad():
+                    model.weight *= 1.0 if kind == "written in turns" else 0.9
             if kind == "state in a turn":
                 loop.state["seen"] = loop.state.get("seen", 0) + 1
             if kind == "number of turns":

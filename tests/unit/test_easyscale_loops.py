@@ -93,6 +93,24 @@ def test_a_mistake_is_named_in_one_line_before_a_mini_batch_is_done(tmp_path, ki
     assert not list((tmp_path / "records").glob("*"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "mapping", "problem"),
+    [
+        ("late rate in a turn", "0,1", "the turn of a logical worker changes optimizer, which all share"),
+        ("late rate in a turn", "0/1", "the turn of a logical worker changes optimizer, which all share"),
+        ("late weights in turns", "0,1", "a forward pass changes parameter weight, and the next pass"),
+    ],
+)  # fmt: skip
+def test_turns_change_nothing_shared_where_values_are_not_compared(tmp_path, kind, mapping, problem):
+    with pytest.raises((InputError, TrainingError), match=problem):
+        trainer(tmp_path, "wrong", kind=kind).run(7, mapping)
+
+
+def test_turns_that_write_the_values_that_parameters_have_are_accepted(tmp_path, caplog):
+    assert len(trainer(tmp_path, "wrong", kind="written in turns").run(7, "0,1").steps) == 14
+    assert "changes parameter" not in caplog.text
+
+
 def test_processes_that_differ_are_named(tmp_path):
     with pytest.raises(TrainingError, match="parameters differ between processes before mini-batch 1"):
         trainer(tmp_path / "weights", "wrong", kind="differs").run(3, "0/1")

@@ -7,7 +7,7 @@ a job whose functions are given by name.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -209,7 +209,10 @@ class ModelChecks:
             name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad
         }
         self._n_hooks = _hook_counts(model)
+        self._parameters = dict(model.named_parameters())
         self._before: dict[str, tuple[int, int]] = {}
+        self._versions: list[tuple[int, int]] = []
+        self._written: set[str] = set()  # parameters that some turn has written to, if only what they had
         self._changed: set[str] = set()
         self.notices: list[str] = []
 
@@ -232,34 +235,42 @@ class ModelChecks:
                 )
 
     def begin(self) -> None:
-        """Begin a watched pass over all hosted ESTs."""
+        """Begin a pass over all hosted ESTs."""
         self._changed = set()
 
-    def before_turn(self) -> None:
-        """Record the parameters before a watched turn."""
-        self._before = self._checksums()
+    def before_turn(self, *, watches: bool) -> None:
+        """Record the parameters before a turn: if it is watched, the values, otherwise versions."""
+        model = self._model.named_parameters() if watches else self._chosen(self._written)
+        self._before, self._versions = _checksums(model), self._versions_now()
 
-    def after_turn(self) -> None:
-        """Check what a watched turn has changed."""
-        self._check_parameters()
-        self.check_hooks("a forward pass")
+    def after_turn(self, *, watches: bool) -> None:
+        """Check what a turn has changed."""
+        versions = zip(self._parameters, self._versions, self._versions_now(), strict=True)
+        written = {name for name, before, now in versions if before != now}
+        if watches:
+            self._check_parameters(_checksums(self._model.named_parameters()), set())
+            self.check_hooks("a forward pass")
+        elif written:
+            # Of a parameter that is written to for the first time, the value before is not known.
+            self._check_parameters(_checksums(self._chosen(self._written)), written - self._written)
+        self._written |= written
 
-    def _checksums(self) -> dict[str, tuple[int, int]]:
-        """Return a checksum of each parameter: its address, and the sum of its words."""
-        return {
-            name: (parameter.data_ptr(), int(word_sum_of([parameter])))
-            for name, parameter in self._model.named_parameters()
-        }
+    def _chosen(self, names: Collection[str]) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, self._parameters[name]) for name in sorted(names))
 
-    def _check_parameters(self) -> None:
+    def _versions_now(self) -> list[tuple[int, int]]:
+        """Return the address of each parameter, and a number that grows with each operation in place."""
+        return [(each.data_ptr(), each._version) for each in self._parameters.values()]
+
+    def _check_parameters(self, now: Mapping[str, tuple[int, int]], changed: set[str]) -> None:
         """Find the parameters that forward passes have changed, and reject a second change."""
-        before, now = self._before, self._checksums()
+        before = self._before
         if odd := sorted(now.keys() ^ before.keys()):
             raise InputError(
                 f"a forward pass added or removed parameter {odd[0]}; expected the parameters that the model "
                 "is built with"
             )
-        changed = {name for name, checksum in now.items() if before[name] != checksum}
+        changed = changed | {name for name, checksum in now.items() if before[name] != checksum}
         for name in sorted(changed):
             # A first change may be an initialization that later passes do not repeat.
             problem, expected = (
@@ -268,8 +279,15 @@ class ModelChecks:
             )
             if name in self._changed:
                 raise InputError(f"{problem}, and the next pass changes it again; expected {expected}")
-            self.notices.append(f"{problem}; if later passes change it too, use {expected}")
+            notice = f"{problem}; if later passes change it too, use {expected}"
+            if notice not in self.notices:
+                self.notices.append(notice)
         self._changed |= changed
+
+
+def _checksums(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, tuple[int, int]]:
+    """Return a checksum of each parameter by name: its address, and the sum of its words."""
+    return {name: (each.data_ptr(), int(word_sum_of([each]))) for name, each in parameters}
 
 
 def _hook_counts(model: nn.Module) -> dict[str, int]:
@@ -525,20 +543,18 @@ class HostedESTs:
             yield from self.contexts.broadcast_buffers(self.mapping, self._process)
         if watches:
             self.contexts.begin_watching()
-            self._checks.begin()
+        self._checks.begin()
         losses, times, n_workers = [], [], self.mapping.n_logical_workers
         with self._gradients.listening(), virtual_rank(self.ranks[0], n_workers) as show:
             for rank in self.ranks:
                 begun = time.perf_counter()
                 show(rank)
                 context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
-                if watches:
-                    self._checks.before_turn()
+                self._checks.before_turn(watches=watches)
                 self._gradients.begin(rank)
                 with context:
                     losses.append(self._forward_backward(fetch(rank)))
-                if watches:
-                    self._checks.after_turn()
+                self._checks.after_turn(watches=watches)
                 self._checks.check_frozen()
                 # Gradients leave the model here, so that the next EST starts from none.
                 self._gradients.finish()

@@ -270,8 +270,7 @@ class LoopESTs:
         self._pass, self._summed, self._unscaled, self._gathered = self._pass + 1, set(), set(), {}
         self.contexts.store()
         self._together.tell("forward")
-        if self._watches:
-            self._checks.begin()
+        self._checks.begin()
         n_workers = self._mapping.n_logical_workers
         with ExitStack() as stack:
             for gradients in self._gradients.values():
@@ -279,11 +278,10 @@ class LoopESTs:
             for rank in self.ranks:
                 begun = time.perf_counter()
                 with virtual_rank(rank, n_workers), self.contexts.live(rank, watches=self._watches):
-                    shared = self._shared_hashes() if self._watches else {}
-                    if self._watches:
-                        self._checks.before_turn()
-                        if self.variables is not None:
-                            self.variables.before_turn(sys._getframe(1))
+                    shared = self._shared()
+                    self._checks.before_turn(watches=self._watches)
+                    if self._watches and self.variables is not None:
+                        self.variables.before_turn(sys._getframe(1))
                     for gradients in self._gradients.values():
                         gradients.begin(rank)
                     self._live, self._calls = rank, 0
@@ -303,9 +301,8 @@ class LoopESTs:
                             f"the turn of logical worker {rank} ended without mini_batch.backward; expected "
                             "one call at least in each turn"
                         )
-                if self._watches:
-                    self._checks.after_turn()
-                    self._check_shared(shared)
+                self._checks.after_turn(watches=self._watches)
+                self._check_shared(shared)
                 self._checks.check_frozen()
                 for gradients in self._gradients.values():
                     gradients.finish()
@@ -333,17 +330,28 @@ class LoopESTs:
         rank = self._live_rank("report")
         self._reports[rank] |= {name: torch.as_tensor(value).detach() for name, value in numbers.items()}
 
-    def _shared_hashes(self) -> dict[str, str]:
-        """Return hashes of what all logical workers share besides models, by its name in a checkpoint."""
+    def _shared(self) -> dict[str, object]:
+        """Return what all logical workers share besides models, by its name in a checkpoint.
+
+        In a mini-batch that is not watched these are the options of optimizers that are numbers.
+        """
+        if self._watches:
+            return {
+                name: value_sha(each.state_dict(), by_sum=True)
+                for name, each in self._parts.states.items()
+                if each is not None and each is not self._parts.last
+            }
         return {
-            name: value_sha(each.state_dict(), by_sum=True)
-            for name, each in self._parts.states.items()
-            if each is not None and each is not self._parts.last
+            f"optimizer {name}".rstrip(): [
+                {option: value for option, value in group.items() if isinstance(value, (int, float))}
+                for group in optimizer.param_groups
+            ]
+            for name, optimizer in self._parts.optimizers.items()
         }
 
-    def _check_shared(self, before: Mapping[str, str]) -> None:
+    def _check_shared(self, before: Mapping[str, object]) -> None:
         """Reject changes of shared state in a turn, because they depend on the mapping."""
-        now = self._shared_hashes()
+        now = self._shared()
         if changed := [name for name, value in before.items() if now[name] != value]:
             raise InputError(
                 f"the turn of a logical worker changes {changed[0]}, which all share; expected changes "

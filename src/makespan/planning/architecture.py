@@ -56,7 +56,7 @@ class Attention:
     window
         Tokens that a token sees at most; 0 for all.
     chunk
-        Tokens of the pieces that a sequence is cut into, where a token sees its own piece only; 0 for one piece.
+        Tokens of the pieces into which a sequence is cut; a token sees its own piece only. 0 for one piece.
     latent
         Projections of latent attention, if there are any.
     n_biases, n_norms
@@ -85,7 +85,9 @@ class Attention:
             not_negative=("window", "chunk", "n_biases", "n_norms"),
         )
         if self.window and self.chunk:
-            raise InputError(f"Attention: window is {self.window} and chunk {self.chunk}; expected one of them")
+            raise InputError(
+                f"Attention: window is {self.window}, chunk is {self.chunk}; expected one of them"
+            )
         if self.n_biases > 4:
             raise InputError(f"Attention: n_biases is {self.n_biases}; expected 0 to 4, one per projection")
         if self.has_gate and self.latent is not None:
