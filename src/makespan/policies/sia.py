@@ -292,9 +292,9 @@ class Sia:
     power: float = -0.5  # exponent of fairness; the more negative, the more the slowest jobs count
     queueing_penalty: float = 4.0  # contribution of a job without devices to the objective
     gap: float = 0.01  # accepted relative distance from the optimum
-    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
+    max_slowdown: float = 1.25  # ratio of predicted steps up to which a job accepts more nodes
     start_factor: float | None = 1.0  # most devices of a start over the fewest that the job can have
-    growth: float | None = None  # most devices after a change over those before
+    growth: float | None = 4.0  # most devices after a change over those before
     name: str = "sia"
     title: str = "Sia"
     interval_s: float = 60.0
