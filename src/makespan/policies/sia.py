@@ -227,7 +227,8 @@ class Sizes:
 
     Device counts are powers of two within a node and multiples of a node beyond; the requested count is
     always considered. Left out are counts that are no faster than a smaller one, and placements more than
-    ``max_slowdown`` times slower than the one with the fewest nodes.
+    ``max_slowdown`` times slower than the one with the fewest nodes of the same type. The knapsack does not know
+    types: it counts the fastest, and a job gets another where that is what is free.
     """
 
     gpus_per_node: int
@@ -251,13 +252,21 @@ class Sizes:
                 by_count.setdefault(item.n_gpus, []).append(item)
         sizes: list[Size] = []
         for n_gpus, items in sorted(by_count.items()):
-            step_s = items[0].predicted_iter_time_s
+            by_type: dict[str, list[Configuration]] = {}
+            for item in items:
+                by_type.setdefault(item.types_by_count[0], []).append(item)
+            typed = sorted(by_type.values(), key=lambda of_type: of_type[0].predicted_iter_time_s)
+            step_s = typed[0][0].predicted_iter_time_s
             base = sizes[0].options[0] if sizes else items[0]
             speed = base.n_gpus * base.predicted_iter_time_s / step_s
             if sizes and speed <= sizes[-1].speed:
                 continue
-            limit_s = self.max_slowdown * step_s
-            options = tuple(item for item in items if item.predicted_iter_time_s <= limit_s)
+            options = tuple(
+                item
+                for of_type in typed
+                for item in of_type
+                if item.predicted_iter_time_s <= self.max_slowdown * of_type[0].predicted_iter_time_s
+            )
             sizes.append(Size(n_gpus, options, speed))
         return tuple(sizes)
 
