@@ -217,8 +217,8 @@ def test_a_table_of_throughput_with_a_row_that_cannot_be_is_refused():
         (TABLE.assign(n_nodes=0).drop_duplicates(["model", "system", "n_nodes"]), "too few nodes"),
         (TABLE.assign(system=TABLE["system"].replace("varuna", "varun")), "varun, .* unknown system"),
         (TABLE.assign(published_restart_s=float("inf")), "published_restart_s below 0 or not finite"),
-        (TABLE.assign(published_idle_gpus=-1.0), "published_idle_gpus that are no whole"),
-        (TABLE.assign(published_idle_gpus=0.5), "published_idle_gpus that are no whole"),
+        (TABLE.assign(published_idle_gpus=-1.0), "published_idle_gpus that are not a whole"),
+        (TABLE.assign(published_idle_gpus=0.5), "published_idle_gpus that are not a whole"),
     ):
         with pytest.raises(InputError, match=message):
             Systems(wrong, **OPTIONS)
