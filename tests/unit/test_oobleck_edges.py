@@ -292,7 +292,7 @@ def test_steps_taken_together_are_those_taken_alone(there, system, model, left_i
     assert sum(n * samples for *_, n, samples in together.runs) == pytest.approx(
         sum(n * samples for *_, n, samples in alone.steps.runs())
     )
-    expected = alone.account.times_s(is_conservative="D5" in {str(one) for one in repaired})
+    expected = alone.account.times_s(counts_once="D5" in {str(one) for one in repaired})
     assert {name: time_s for name, time_s in together.times_s.items() if name != "idle"} == pytest.approx(
         {name: time_s for name, time_s in expected.items() if name != "idle"}
     )

@@ -581,7 +581,7 @@ class ReleasedStepLog:
 
 @dataclass(slots=True)
 class Account:
-    """Time by category, as the released simulators count it and millisecond by millisecond.
+    """Time by category, counted as in the released simulators, and with each millisecond counted once.
 
     Released categories overlap (defect D5). In ``spent_ms`` each millisecond from the first ready node on has
     exactly one category; it is entered when the time is over, but may be held in advance up to some time.
@@ -630,7 +630,7 @@ class Account:
         self._held = None
 
     def commit(self) -> None:
-        """Protect useful time from later losses, as a checkpoint does."""
+        """Protect the useful time so far from later losses, as a checkpoint does."""
         self._uncommitted_ms = 0
 
     def lose_uncommitted(self) -> None:
@@ -644,9 +644,9 @@ class Account:
         self.spent_ms[Category.USEFUL] -= useful_ms
         self.spent_ms[Category.LOST] += useful_ms
 
-    def times_s(self, *, is_conservative: bool) -> dict[str, float]:
-        """Return the time of each category [s], each millisecond once if conservative, else as released."""
-        chosen_ms = self.spent_ms if is_conservative else self.released_ms
+    def times_s(self, *, counts_once: bool) -> dict[str, float]:
+        """Return the time of each category [s], each millisecond counted once, or as released."""
+        chosen_ms = self.spent_ms if counts_once else self.released_ms
         times = {category.value: chosen_ms[category] * MS for category in Category}
         return times | {Category.IDLE.value: self.released_ms[Category.IDLE] * MS}
 
@@ -1494,7 +1494,7 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
         throughput_samples_per_s=throughput_samples_per_s,
         n_steps=machine.n_steps,
         n_failures=machine.n_failures,
-        times_s=machine.account.times_s(is_conservative=Defect.D5 in machine.repaired),
+        times_s=machine.account.times_s(counts_once=Defect.D5 in machine.repaired),
         runs=tuple(runs),
     )
 
