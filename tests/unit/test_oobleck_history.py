@@ -5,11 +5,20 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from makespan.errors import InputError
+from makespan.errors import InputError, LostWorkerError
 from makespan.files import write_json
+from makespan.oobleck import trainer as _trainer
 from makespan.oobleck.reconfiguration import StateLost
-from makespan.oobleck.trainer import ITERATIONS, RECOVERIES, LiveOptions, _History, _Run, saved_text
-from makespan.runtime import finish_checkpoint, start_checkpoint
+from makespan.oobleck.trainer import (
+    ITERATIONS,
+    RECOVERIES,
+    LiveOptions,
+    Record,
+    _History,
+    _Run,
+    saved_text,
+)
+from makespan.runtime import LocalLauncher, finish_checkpoint, start_checkpoint
 
 HEADER = ",".join(ITERATIONS.names) + "\n"
 
@@ -85,3 +94,29 @@ def test_a_run_whose_nodes_all_failed_says_why_the_first_one_did(tmp_path):
     told = _Run._explained(run, StateLost([0]))
     assert isinstance(told, StateLost)
     assert str(told).endswith("resume from the last checkpoint; node 1 ended: TypeError: no number")
+
+
+@pytest.mark.parametrize("has_notice", [True, False])
+def test_a_loss_after_a_notice_ends_a_run_that_would_be_relaunched(tmp_path, monkeypatch, has_notice):
+    """Otherwise `train_relaunching` would launch the run again, and the signal would have no effect."""
+    pytest.importorskip("torch")
+    import live_job
+
+    seen, options = [], LiveOptions(4, policy="relaunch")
+    run = _Run(
+        live_job.JOB, live_job.profile(), 5, tmp_path, options, LocalLauncher(), seen.append, None, Record()
+    )
+
+    def lose():
+        if has_notice:
+            run.take_notice("SIGTERM")
+        raise LostWorkerError("a node was lost; resuming from the last checkpoint")
+
+    coordinator = SimpleNamespace(hosts={}, run=lose, stop=lambda name: None)
+    monkeypatch.setattr(_trainer, "Coordinator", lambda *arguments, **options: coordinator)
+    if not has_notice:
+        with pytest.raises(LostWorkerError):
+            run.run()
+        return
+    assert run.run().step == 0
+    assert [(event.kind, event.values["signal"]) for event in seen] == [("stopped", "SIGTERM")]

@@ -149,8 +149,11 @@ def test_simulate_from_the_command_line(tmp_path, monkeypatch):
     done = run(main, [*common, "--trace", str(own), "--cost", "regroup_s=20"])
     assert done.exit_code == 0 and "2 nodes lost" in done.output, done.output
     for events, why in (
-        ("0,add,a\n0,add,b\n3600000,remove,b\n", "2 nodes at most are there at once"),
-        (own.read_text().partition("600000")[0] + "1,remove,n1\n", "there is too little time"),
+        ("0,add,a\n0,add,b\n3600000,remove,b\n", "at most 2 nodes are present at once"),
+        (
+            own.read_text().partition("600000")[0] + "1,remove,n1\n",
+            "no step fits between the events of the trace",
+        ),
     ):
         own.write_text(events)
         done = run(main, [*common, "--trace", str(own)])
@@ -243,9 +246,9 @@ def test_the_stages_of_a_pipeline_are_given_or_follow_from_the_table(ask):
     given = ask(f"{common} --stages 2", rows=rows)
     assert given.stdout == own.stdout and not given.stderr
     many = ask(f"{common} --stages 12", rows=rows)
-    assert "4 nodes at most are there at once, and a pipeline has 12 stages" in many.stderr, many.output
+    assert "at most 4 nodes are present at once, and a pipeline has 12 stages" in many.stderr, many.output
     still = ask(f"{common} --stages 4", rows=["mine,oobleck,4,0,,", *rows[1:]])
-    assert "the table of throughput has none for 4 nodes or fewer" in still.stderr, still.output
+    assert "the throughput table has 0 for up to 4 nodes" in still.stderr, still.output
 
 
 @pytest.mark.parametrize(

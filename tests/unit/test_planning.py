@@ -943,6 +943,12 @@ def test_the_flop_of_a_source_are_counted_as_it_counts_them(tmp_path):
     assert 1.9 < steps["nemo-longseq"] / steps["torchtitan"] < 2
 
 
+def test_a_table_without_the_columns_of_rows_is_no_table_of_rows(tmp_path):
+    (tmp_path / "rows.csv").write_text("source,model\na,b\n")
+    with pytest.raises(TraceError, match=r"rows\.csv: lacks the columns address"):
+        read_rows([tmp_path / "rows.csv"])
+
+
 def test_what_a_document_beside_a_table_states_is_not_assumed(public):
     rows, _ = public
     found = {row.training.model.name: row for row in rows if row.source == "megatron-sc21"}

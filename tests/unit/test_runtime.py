@@ -215,6 +215,27 @@ def test_a_run_may_not_take_longer_than_allowed(tmp_path):
         LocalLauncher(timeout_s=0.2).run(launch("hang", tmp_path))
 
 
+class Unkillable:
+    """A process in a call that not even SIGKILL interrupts."""
+
+    pid = 0
+
+    def poll(self):
+        return None
+
+    def kill(self):
+        pass
+
+    def wait(self, timeout=None):
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+
+def test_a_process_that_cannot_be_killed_hides_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalLauncher, "start", lambda self, launch, rank: Unkillable())
+    with pytest.raises(WorkerError, match=r"longer than 0.05 s"):
+        LocalLauncher(timeout_s=0.05).run(launch("hang", tmp_path))
+
+
 def test_workers_do_not_outlive_the_process_that_started_them(tmp_path):
     code = (
         "import sys; from pathlib import Path; from makespan.runtime import Launch, LocalLauncher\n"

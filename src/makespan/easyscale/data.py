@@ -929,9 +929,8 @@ class LoaderPool:
             shards.n_loaders,
         )  # fmt: skip
         request = _Request(order)
-        self._streams.setdefault(
-            request.key, _Stream(None)
-        )  # None: the first batch of an epoch sets the seed
+        # None: the first batch of an epoch sets the seed.
+        self._streams.setdefault(request.key, _Stream(None))
         cursor.ahead.append(request)
         self._pending.append(request)
         cursor.next_request = (epoch, batch + 1) if batch + 1 < len(batches) else (epoch + 1, 0)

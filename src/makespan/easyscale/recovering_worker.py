@@ -282,12 +282,12 @@ class RecoveringProcess(Generation):
         self, mapping: RankMapping, assembly: Assembly, ranks: Mapping[int, int]
     ) -> tuple[Mapping[str, Any] | None, dict[int, Any]]:
         """Exchange state and contexts; return the state if this process is behind, and its ESTs."""
-        links, step, own = self._linked(), assembly.step, assembly.nodes
+        links, step, nodes = self._linked(), assembly.step, assembly.nodes
         if self.node == assembly.source:
             message = _packed(self.state() | self._progress())
             for node in assembly.behind:
                 links.post(ranks[node], message)
-        hosts = [own[mapping.host(rank)] for rank in range(mapping.n_logical_workers)]
+        hosts = [nodes[mapping.host(rank)] for rank in range(mapping.n_logical_workers)]
         for rank, (holder, host) in enumerate(zip(assembly.holders, hosts, strict=True)):
             if holder == self.node != host:
                 links.post(ranks[host], self.contexts[step][rank])

@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import ChainMap, UserDict, UserList, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -47,10 +47,11 @@ _HOOKS = tuple(sorted(name for name in _INTERNAL if name.endswith("_hooks")))
 PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 """Types that a checkpoint holds as they are."""
 _OPEN = (nn.Module, SimpleNamespace, argparse.Namespace, torch.utils.data.Dataset)
-_PLAIN_OBJECTS = {
-    f"{kind.__module__}:{kind.__qualname__}": kind for kind in (UserDict, UserList, ChainMap, threading.local)
+_PLAIN_OBJECTS: dict[str, type] = {
+    f"{kind.__module__}:{kind.__qualname__}": kind
+    for kind in (UserDict, UserList, ChainMap, Counter, OrderedDict, threading.local)
 }
-"""Classes of Python whose objects consist of their attributes; of a local object those of this thread."""
+"""Classes of Python whose objects consist of attributes and items; of a local object those of this thread."""
 _PLAIN_KINDS = set(_PLAIN_OBJECTS.values())
 _CALLABLES = (FunctionType, MethodType, partial)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -140,20 +141,20 @@ class _Imports:
 
     Parameters
     ----------
-    is_own
-        Tells whether a module of a name and a file is of the user.
+    is_of_user
+        Tells whether a module is the user's, by its name and file.
     report
         Is called with the module, once its code has run.
     """
 
-    def __init__(self, is_own: Callable[[str, str], bool], report: Callable[[ModuleType], None]) -> None:
-        self._is_own, self._report = weakref.WeakMethod(is_own), weakref.WeakMethod(report)
+    def __init__(self, is_of_user: Callable[[str, str], bool], report: Callable[[ModuleType], None]) -> None:
+        self._is_of_user, self._report = weakref.WeakMethod(is_of_user), weakref.WeakMethod(report)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """Find a module of the user, and have its loader report it; leave others to the other finders."""
-        is_own, spec = self._is_own(), PathFinder.find_spec(name, path, target)
+        is_of_user, spec = self._is_of_user(), PathFinder.find_spec(name, path, target)
         loader: Any = None if spec is None else spec.loader
-        if spec is None or loader is None or is_own is None or not is_own(name, spec.origin or ""):
+        if spec is None or loader is None or is_of_user is None or not is_of_user(name, spec.origin or ""):
             return None
         run = loader.exec_module
 
@@ -166,7 +167,7 @@ class _Imports:
         return spec
 
     def remove(self) -> None:
-        """Watch imports no longer."""
+        """Stop watching imports."""
         with suppress(ValueError):
             sys.meta_path.remove(self)
 
@@ -216,17 +217,17 @@ class UserState:
             module.__name__.partition(".")[0] for module in modules if module.__spec__ is not None
         }
         if modules:
-            imports = _Imports(self._is_own, self._add)
+            imports = _Imports(self._is_of_user, self._add)
             sys.meta_path.insert(0, imports)
             weakref.finalize(self, imports.remove)
 
-    def _is_own(self, name: str, file: str) -> bool:
+    def _is_of_user(self, name: str, file: str) -> bool:
         """Return True for a module of the user by its name and file."""
         is_beside = name.partition(".")[0] in self._packages or Path(file).resolve().parent in self._folders
         return bool(file) and is_beside and "site-packages" not in file
 
     def _add(self, module: ModuleType) -> None:
-        """Search a module, too, that code of the user has just imported; keep its first values."""
+        """Also search a module that user code has just imported; keep its first values."""
         label = module.__name__
         self._modules[label], self._names[label] = module, label
         places = self.places()
@@ -366,10 +367,10 @@ class UserState:
         }
 
     def _captured(self, place: _Place, *, is_whole: bool) -> Any:
-        value, taking = place.get(), _Taking(self._names, self._known, is_whole=is_whole)
-        return self._memo(value, taking) if isinstance(value, Memo) else taking.take(value)
+        value, capture = place.get(), _Capture(self._names, self._known, is_whole=is_whole)
+        return self._memo(value, capture) if isinstance(value, Memo) else capture.take(value)
 
-    def _memo(self, memo: Any, taking: "_Taking") -> Any:
+    def _memo(self, memo: Any, capture: "_Capture") -> Any:
         """Return a mark of a cache that changes where it matters whose calls filled it.
 
         That is where the function draws, or where a result was changed after it was stored.
@@ -378,7 +379,7 @@ class UserState:
         results = dict[int, tuple[Any, Any]]()
         for result in _results_of(memo):
             if type(result) not in PLAIN_TYPES:
-                taken = result._version if isinstance(result, Tensor) else taking.take(result)
+                taken = result._version if isinstance(result, Tensor) else capture.take(result)
                 results[id(result)] = result, taken
                 if id(result) in known and not same_value(known[id(result)][1], taken):
                     n_changes += 1
@@ -408,12 +409,14 @@ class UserState:
 
     def take(self, names: Iterable[str]) -> dict[str, Any]:
         """Return copies of values as tensors and plain values, `ABSENT` for values that do not exist."""
-        return {name: self._take(self._found.get(name) or self._place_of(name)) for name in names}
-
-    def _take(self, place: _Place | None) -> Any:
-        if place is None or place.get() is ABSENT:
-            return ABSENT
-        return self._captured(place, is_whole=True)
+        taken = dict[str, Any]()
+        for name in names:
+            place = self._found.get(name) or self._place_of(name)
+            if place is None or place.get() is ABSENT:
+                taken[name] = ABSENT
+            else:
+                taken[name] = self._captured(place, is_whole=True)
+        return taken
 
     def give(self, values: Mapping[str, Any]) -> None:
         """Restore values that `take` or `snapshot` returned; kept values stay as they are."""
@@ -438,7 +441,7 @@ class UserState:
         owner, _, key = rest.rpartition(".")
         if not owner:
             return _Place(vars(module), key)
-        holder = getattr(module, owner, None)
+        holder = _function_of(_found_in(module, owner))  # a class, or a function or method of the user
         return _Place(vars(holder) if isinstance(holder, FunctionType) else holder, key) if holder else None
 
     def _import(self, home: str) -> ModuleType | None:
@@ -493,17 +496,24 @@ class UserState:
         if kind == "holder":
             label, content, attributes = rest
             if now is None or now is ABSENT or _kind(type(now), self._names) != label:
-                now = _blank(self._class(name, label))
+                now = _blank(_PLAIN_OBJECTS.get(label) or self._class(name, label))
                 if isinstance(now, deque):
                     now = type(now)((), content[2])
             self._made(name, content, now)
             return self._object(name, label, attributes, now)
         if kind == "object":
             return self._object(name, rest[0], rest[1], now)
-        if kind == "named":
-            return _found_in(self._modules.get(rest[0]), rest[1])
-        if kind == "member":
-            return self._class(name, rest[0])[rest[1]]
+        if kind in ("named", "member"):
+            if kind == "named":
+                found = _found_in(self._modules.get(rest[0]), rest[1])
+            else:
+                found = self._class(name, rest[0]).__members__.get(rest[1])
+            if found is None:
+                label = ":".join(rest)
+                raise CheckpointError(
+                    f"{name} is {label}, which cannot be found; expected it in the code of the job"
+                )
+            return found
         if kind == "stepper":
             if not isinstance(now, _STEPPERS) or _kind(type(now), self._names) != rest[0]:
                 problem = f"{name} is {type(now).__name__}, and the checkpoint has a {rest[0]} there"
@@ -534,6 +544,8 @@ class UserState:
             self._made(name, item, olds[number] if number < len(olds) else None)
             for number, item in enumerate(rest[0])
         ]
+        if kind == "tuple" and len(rest) > 1:
+            return self._class(name, rest[1])._make(items)
         return _sequence(kind, items, rest[1:], now)
 
     def _object(self, name: str, kind: str, values: Mapping[str, Any], now: Any) -> Any:
@@ -562,7 +574,7 @@ class UserState:
         return found
 
 
-class _Taking:
+class _Capture:
     """Conversion of one value to tensors and plain values.
 
     ``is_whole`` takes all of it, for a checkpoint; otherwise fingerprints replace large parts.
@@ -626,7 +638,8 @@ class _Taking:
             if self._left < 0:
                 return ("kept", "large", type(value).__name__, len(value))
             kind = type(value)
-            if kind.__module__ in self._names and isinstance(value, dict | list | set | deque):
+            is_open = kind.__module__ in self._names or kind in _PLAIN_KINDS
+            if is_open and isinstance(value, dict | list | set | deque):
                 inside = {key: self.take(attribute) for key, attribute in _attributes(value).items()}
                 return ("holder", _kind(kind, self._names), self._items(value), inside)
             return self._items(value)
@@ -639,9 +652,16 @@ class _Taking:
         if isinstance(value, list):
             return ("list", [self.take(item) for item in value])
         if isinstance(value, tuple):
-            return ("tuple", [self.take(item) for item in value])
+            items = [self.take(item) for item in value]
+            # A named tuple of the user is rebuilt by its class, if a checkpoint can find that.
+            kind = type(value)
+            is_named = hasattr(kind, "_make") and kind.__module__ in self._names
+            if is_named and _found_in(sys.modules.get(kind.__module__), kind.__qualname__) is kind:
+                return ("tuple", items, _kind(kind, self._names))
+            return ("tuple", items)
         if isinstance(value, set | frozenset):
-            return ("set", sorted((self.take(item) for item in value), key=repr))
+            label = "set" if isinstance(value, set) else "frozenset"
+            return (label, sorted((self.take(item) for item in value), key=repr))
         return ("deque", [self.take(item) for item in value], value.maxlen)
 
     def _object(self, value: Any) -> Any:
@@ -702,7 +722,7 @@ class StateComparison:
 
     def take(self, value: Any) -> Any:
         """Return a captured value, for `same_value`."""
-        return _Taking(self._names, self._known, is_whole=False).take(value)
+        return _Capture(self._names, self._known, is_whole=False).take(value)
 
     def differs_in_tensors(self, before: Any, now: Any) -> bool:
         """Return True if two captured values differ in a tensor, a generator or the state of an optimizer."""
@@ -753,8 +773,9 @@ def _results_of(memo: Any) -> Iterator[Any]:
             continue
         if not is_bounded:
             yield from held.values() if isinstance(held, dict) else ()
+        # Another dictionary maps arguments to entries of the cache, which are objects of functools.
         elif not (
-            isinstance(held, dict) and any(type(one).__module__ == "functools" for one in held.values())
+            isinstance(held, dict) and any(type(entry).__module__ == "functools" for entry in held.values())
         ):
             yield held
 
@@ -989,10 +1010,12 @@ def _sequence(kind: str, items: list[Any], rest: Sequence[Any], now: Any) -> Any
             now.extend(items)
             return now
         return deque(items, rest[0])
+    if kind == "frozenset" or (kind == "set" and isinstance(now, frozenset)):  # older checkpoints say set
+        return frozenset(items)
     if kind == "set":
         if isinstance(now, set):
             now.clear()
             now.update(items)
             return now
-        return frozenset(items) if isinstance(now, frozenset) else set(items)
+        return set(items)
     return type(now)(*items) if hasattr(type(now), "_make") else tuple(items)  # a named tuple keeps its type

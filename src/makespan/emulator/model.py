@@ -26,7 +26,7 @@ from makespan.emulator.points import Point
 from makespan.errors import InputError, PlanError, unknown_name
 from makespan.files import write_text
 from makespan.hardware import ClusterSpec, Network, NodeSpec
-from makespan.numerics import named_rng, named_seed, significant
+from makespan.numerics import named_rng, significant
 from makespan.plans import (
     DEFAULT_MEMORY_RULES,
     ExecutionPlan,
@@ -508,7 +508,22 @@ def _sync_terms(c: dict[str, _Array], x: Features, backward: _Array, forward: _A
 
 
 def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> dict[str, _Array]:
-    """Compute every term of the iteration time."""
+    """Compute every term of the iteration time [s].
+
+    Parameters
+    ----------
+    theta
+        Constants in the order of `CONSTANT_NAMES`, (..., n_constants).
+    x
+        Features, (n_points,) each.
+    compute_scale
+        Factor on the time of kernels [1].
+
+    Returns
+    -------
+    dict
+        Terms in the order of `TERM_NAMES`, (..., n_points) each.
+    """
     c = {name: theta[..., index, np.newaxis] for index, name in enumerate(CONSTANT_NAMES)}
     stack = np.where(x["is_async"] > 0, c["s_async"], np.where(x["is_3d"] > 0, c["s_3d"], 1.0))
     # The factors of stack and anchor apply to kernels, not to the fixed time of the layers.
@@ -552,7 +567,7 @@ def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.
 
 
 def predict(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> _Array:
-    """Compute the iteration time [s], (n_points,): the sum of the terms for a vector of constants."""
+    """Compute the iteration time [s], (..., n_points): the sum of the terms of `predict_terms`."""
     return np.asarray(sum(predict_terms(theta, x, compute_scale).values()))
 
 
@@ -560,26 +575,26 @@ def _sum(terms: dict[str, _Array], *names: str) -> _Array:
     return np.asarray(sum(terms[name] for name in names))
 
 
-def _zero(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+def _zero_phases(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
     in_forward = terms["tensor_exchange"] / x["tensor_passes"]
     backward = _sum(terms, "backward", "recompute", "stage_transfer", "gradient_exchange")
     overlap = backward + terms["gradient_to_host"] + terms["tensor_exchange"] - in_forward
     return terms["forward"] + in_forward, overlap, _sum(terms, *_OPTIMIZER)
 
 
-def _model_parallel(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+def _3d_phases(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
     pipeline = _sum(terms, "forward", "backward", "recompute", "tensor_exchange", "stage_transfer")
     return 0.0 * pipeline, pipeline, _sum(terms, *_OPTIMIZER)
 
 
-def _asynchronous(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+def _ddp_phases(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
     launch = np.minimum(x["launch_s"], terms["forward"])
     pipeline = ("forward", "backward", "recompute", "tensor_exchange", "stage_transfer")
     compute = _sum(terms, *pipeline, "gradient_to_host")
     return launch, compute - launch, terms["gradient_exchange"] + _sum(terms, *_OPTIMIZER)
 
 
-_STYLES = {"zero": _zero, "3d": _model_parallel, "ddp": _asynchronous}
+_STYLES = {"zero": _zero_phases, "3d": _3d_phases, "ddp": _ddp_phases}
 
 
 def phases(style: str, terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
@@ -813,12 +828,8 @@ class Anomalies:
         return gradient_bytes / self.odd_path_bytes_per_s
 
 
-def row_seed(global_seed: int, cluster: str, workload: str, point: Point) -> int:
-    """Return a 64-bit seed that depends on the row alone, not on the other rows."""
-    return named_seed(global_seed, cluster, workload, point.text)
-
-
 def _row_generator(global_seed: int, cluster: str, workload: str, point: Point) -> np.random.Generator:
+    """Return a generator whose seed depends on the row alone, not on the other rows."""
     return named_rng(global_seed, cluster, workload, point.text)
 
 

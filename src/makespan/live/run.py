@@ -242,11 +242,12 @@ def compare_live(
     engine: LiveEngine,
     prediction: Prediction,
     profiled: LiveSetting | None = None,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveResult:
     """Compare a live run with its prediction, and with a hindcast.
 
     The hindcast is a simulation with the ``profiled`` times, the mean of the profiles before and after the
-    run; the default is the profile before it.
+    run; the default is the profile before it. ``decision_limit_s`` is as for `run_live`.
     """
     profiled = profiled or setting
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
@@ -254,17 +255,15 @@ def compare_live(
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     delays = setting.scaled_delays()
     violations = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
-    hindcast = simulate(_scenario(setting, profiled, cluster), policy)
-    losses = losses_table(engine.losses)
-    live_events, live_outcomes, live_losses, hindcast_events, hindcast_outcomes = (
-        _on_wall(table, setting.scale)
-        for table in (events, outcomes, losses, hindcast.events, hindcast.outcomes)
-    )
+    hindcast = _simulated(setting, profiled, policy, cluster, decision_limit_s)
+    tables = (events, outcomes, losses_table(engine.losses))
+    live_events, live_outcomes, live_losses = (_on_wall(table, setting.scale) for table in tables)
     live = summary(
         live_events, live_outcomes, cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0
     )
     overheads_s = [value / setting.scale for value in engine.overheads_s]
-    expected = _medians(hindcast_outcomes, _perturbed_totals(setting, profiled, policy, cluster))
+    perturbed = _perturbed_totals(setting, profiled, policy, cluster, decision_limit_s)
+    expected = _medians(hindcast.outcomes, perturbed)
     row = {
         "live_restart_delay_s": sum(overheads_s) / len(overheads_s) if overheads_s else float("nan"),
         "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
@@ -272,7 +271,7 @@ def compare_live(
     }
     comparison = _comparison(setting, profiled, row, live_outcomes, prediction, expected)
     by_job = _job_table(
-        setting.policy, live_outcomes, prediction.jobs, hindcast_outcomes, engine.final_losses
+        setting.policy, live_outcomes, prediction.jobs, hindcast.outcomes, engine.final_losses
     )
     if setting.node_events:
         costs = job_goodput(live_events, live_losses).set_index("job_id").loc[by_job["job_id"]]
@@ -285,8 +284,8 @@ def compare_live(
         live_events=live_events,
         live_outcomes=live_outcomes,
         live_losses=live_losses,
-        hindcast_events=hindcast_events,
-        hindcast_outcomes=hindcast_outcomes,
+        hindcast_events=hindcast.events,
+        hindcast_outcomes=hindcast.outcomes,
         violations=tuple(violation for violation in violations if violation.rule in _RULES),
     )
 
@@ -309,7 +308,7 @@ def _scenario(
     setting: LiveSetting,
     profiled: LiveSetting,
     cluster: ClusterSpec,
-    decision_limit_s: float | None = DECISION_LIMIT_S,
+    decision_limit_s: float | None,
 ) -> Scenario:
     """Return the jobs of a setting with profiled times, in the time of the policy, without colocation.
 
@@ -362,7 +361,7 @@ def _simulated(
 
 @contextmanager
 def _time_explained(scale: float) -> Iterator[None]:
-    """Let the error of a deadlock say in which time it speaks."""
+    """Add to the error of a deadlock that its times are those of the policy."""
     try:
         yield
     except StalledError as error:
@@ -376,7 +375,7 @@ def _perturbed_totals(
     profiled: LiveSetting,
     policy: Policy,
     cluster: ClusterSpec,
-    decision_limit_s: float | None = DECISION_LIMIT_S,
+    decision_limit_s: float | None,
 ) -> pd.DataFrame:
     """Return average JCT and makespan of simulations with perturbed step times [s]."""
     settings = live_settings()
@@ -538,13 +537,13 @@ def prepare_setting(
         tell("resuming the interrupted run")
         return earlier
     kept = directory / "profile.jsonl"
-    found = profile(
+    measured = profile(
         spec, slots_cluster, launch_on, settings, tell, kept, progress,
         spreads_checkpoints=not failing, recovery=recovery,
     )  # fmt: skip
 
     def iter_time_s(key: str, n_slots: int, plan: str) -> float:
-        table = found.tables[key]
+        table = measured.tables[key]
         rows = table[(table["exec_plan"] == plan) & (table["placement"] == str(n_slots))]
         return float(rows["iter_time_s"].iloc[0])
 
@@ -554,17 +553,17 @@ def prepare_setting(
         workload=spec.name,
         n_slots=slots_cluster.n_gpus,
         seed=seed,
-        first_start_s=found.first_start_s,
-        restart_delay_s=found.restart_delay_s,
-        scale=settings.policy_restart_delay_s / found.restart_delay_s,
+        first_start_s=measured.first_start_s,
+        restart_delay_s=measured.restart_delay_s,
+        scale=settings.policy_restart_delay_s / measured.restart_delay_s,
         jobs=tuple(jobs),
         seeds={job.job_id: number for number, job in enumerate(jobs)},
-        tables=found.tables,
+        tables=measured.tables,
         n_nodes=n_nodes,
         node_events=failing,
-        checkpoint_s=found.checkpoint_s if failing else {},
+        checkpoint_s=measured.checkpoint_s if failing else {},
         recovery=recovery,
-        pause_s=found.pause_s,
+        pause_s=measured.pause_s,
         n_logical_workers=0 if recovery == "restart" else max(spec.slots),
     )
     setting.save(directory)
@@ -1047,6 +1046,6 @@ def live_experiment(
             spreads_checkpoints=not failing, recovery=recovery,
         )  # fmt: skip
         averaged = setting.averaged(*again)
-        result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged)
+        result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged, decision_limit_s)
         shutil.rmtree(directory, ignore_errors=True)
     return result

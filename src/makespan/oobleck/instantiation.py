@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -22,7 +22,7 @@ from makespan.arguments import check_range, typed
 from makespan.emulator import pipeline_time_s
 from makespan.errors import InfeasiblePlanError, InputError, unknown_name
 from makespan.oobleck.interleaving import interleaved_time_s, linear_interleaved
-from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage, cut
 from makespan.oobleck.profile import PICOSECONDS, ModelProfile
 from makespan.oobleck.templates import Ints
 from makespan.units import MS
@@ -371,7 +371,7 @@ class _Deviations:
 # --- Enumeration of plans ---------------------------------------------------------------------------
 
 
-def _checked(sizes: Sequence[int], n_nodes: int, f: int) -> None:
+def _check_sizes(sizes: Sequence[int], n_nodes: int, f: int) -> None:
     if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] < 1:
         raise InputError(f"template sizes {list(sizes)}; expected one or more ascending numbers from 1 on")
     if n_nodes < 0 or f < 0:
@@ -398,8 +398,9 @@ def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[
     InputError
         Sizes are not ascending, or a number is negative.
     """
-    _checked(sizes, n_nodes, f)
-    # Which numbers of nodes the first templates can use, so that no branch of the recursion ends in vain.
+    _check_sizes(sizes, n_nodes, f)
+    # Row k marks the numbers of nodes that the first k templates can use exactly: the recursion enters no
+    # branch without a plan.
     reachable = [[left == 0 for left in range(n_nodes + 1)]]
     for size in sizes:
         row = list(reachable[-1])
@@ -423,7 +424,7 @@ def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[
 
 def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
     """Return the number of plans without listing them; arguments and errors as for `enumerate_plans`."""
-    _checked(sizes, n_nodes, f)
+    _check_sizes(sizes, n_nodes, f)
     if sizes[0] * (f + 1) > n_nodes:
         return 0
     # Columns: plans of 0, 1, ... f pipelines, and all plans, by nodes used. Python integers never overflow.
@@ -474,13 +475,8 @@ class Instantiation:
         needed = sum(template.n_nodes for template in self.templates)
         if len(set(nodes)) != needed or len(nodes) != needed:
             raise InputError(f"nodes {list(nodes)}; expected {needed} different ones")
-        left = iter(nodes)
-        return HybridPlan(
-            tuple(
-                Pipeline(tuple(islice(left, template.n_nodes)), template, count)
-                for template, count in zip(self.templates, self.n_microbatches, strict=True)
-            )
-        )
+        groups = cut(nodes, [template.n_nodes for template in self.templates])
+        return HybridPlan(tuple(map(Pipeline, groups, self.templates, self.n_microbatches)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,12 +643,11 @@ class _Bounded:
         self._sizes = [template.n_nodes for template in used]
         first, further, _ = linear_times(used, "1f1b")
         self._first, self._further = np.array(first, dtype=np.int64), np.array(further, dtype=np.int64)
-        self._fewest = max(f + 1, -(-n_nodes // self._sizes[-1]))
-        self._most = min(n_microbatches, n_nodes // self._sizes[0])
-        # If plans with too few or too many pipelines exist, the knapsack must count pipelines as well.
-        self._counts = self._fewest * self._sizes[-1] > n_nodes + self._sizes[-1] - 1 or (
-            self._most < n_nodes // self._sizes[0]
-        )
+        # Pipelines that the nodes allow, and those of them that f and the microbatches allow. If they differ,
+        # some plans have too few or too many pipelines, and the knapsack must count pipelines as well.
+        fewest, most = -(-n_nodes // self._sizes[-1]), n_nodes // self._sizes[0]
+        self._fewest, self._most = max(f + 1, fewest), min(n_microbatches, most)
+        self._counts_pipelines = (self._fewest, self._most) != (fewest, most)
         self._longest = max(first) + n_microbatches * max(further)
         self._profile = profile
 
@@ -713,7 +708,7 @@ class _Bounded:
         finished = self._finished(time)
         if self._most_finished(finished)[-1][-1] < self._n_microbatches:
             return False
-        if not self._counts:
+        if not self._counts_pipelines:
             return True
         return any(done for done, _ in self._by_pipelines(finished))
 
@@ -748,10 +743,7 @@ class _Bounded:
 
     def _least_time(self) -> int | None:
         """Return the least time of all plans by bisection; None if no plan takes the microbatches."""
-        low, high = (
-            int(self._first.min()),
-            int(self._first.max() + self._n_microbatches * self._further.max()),
-        )
+        low, high = int(self._first.min()), self._longest
         even = self._priced(self._even()) if self._profile is None else []
         high = min(high, even[0][0]) if even else high
         if not self._is_done(high):

@@ -1,10 +1,24 @@
 """Pipeline stages, templates and plans: the values that planner, reconfiguration and runtime exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
 from makespan.errors import InputError
+
+Hosts = Mapping[int, object]
+"""Machine of each node; a node that is not named is a machine of its own."""
+
+
+def host_of(hosts: Hosts, node: int) -> object:
+    """Return the machine of a node."""
+    return hosts.get(node, ("node", node))
+
+
+def cut(nodes: Iterable[int], sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Cut the nodes into groups of these sizes."""
+    left = iter(nodes)
+    return tuple(tuple(islice(left, size)) for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)

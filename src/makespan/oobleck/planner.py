@@ -8,7 +8,7 @@ from typing import Literal
 from makespan.errors import InfeasiblePlanError, InputError, LostWorkerError
 from makespan.oobleck.instantiation import Instantiation, distribute, estimated_time_s
 from makespan.oobleck.interleaving import interleaved_templates
-from makespan.oobleck.plan import HybridPlan, PipelineTemplate
+from makespan.oobleck.plan import Hosts, HybridPlan, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.reconfiguration import (
     Gpu,
@@ -24,7 +24,6 @@ from makespan.oobleck.reconfiguration import (
 )
 from makespan.oobleck.requests import WORK, Work
 from makespan.oobleck.shards import (
-    Hosts,
     Piece,
     Sizes,
     holders,
@@ -146,7 +145,7 @@ class ReconfigurationPlanner:
     profile, templates
         Times of the layers; templates by number of nodes, extended when the run grows beyond them.
     n_nodes, f, n0, n_microbatches
-        Nodes for which there are templates, simultaneous losses to survive, least nodes of a pipeline, and
+        Nodes for which there are templates, simultaneous losses to survive, fewest nodes of a pipeline, and
         microbatches of an iteration.
     layer_bytes
         State of each layer.

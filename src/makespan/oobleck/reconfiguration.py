@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +18,15 @@ import numpy as np
 from makespan.arguments import check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError, TrainingError
 from makespan.oobleck.instantiation import MOST_MICROBATCHES, choose_plan, distribute, enumerate_plans
-from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, live_workers
+from makespan.oobleck.plan import (
+    Hosts,
+    HybridPlan,
+    Pipeline,
+    PipelineTemplate,
+    cut,
+    host_of,
+    live_workers,
+)
 from makespan.oobleck.profile import ModelProfile
 
 # --- Errors -----------------------------------------------------------------------------------------
@@ -148,7 +156,7 @@ def copy_plan(
     needed: Holdings,
     layer_bytes: Sequence[int],
     n_slots: int,
-    hosts: Mapping[int, object] | None = None,
+    hosts: Hosts | None = None,
 ) -> tuple[Copy, ...]:
     """Choose a sender for every part that a GPU will own and does not hold.
 
@@ -180,21 +188,16 @@ def copy_plan(
     for gpu in sorted(needed):
         for part in needed[gpu] - held.get(gpu, nothing):
             needers.setdefault(part, []).append(gpu)
-    host_of = hosts or {}
+    machines = hosts or {}
     load = dict.fromkeys(sorted(held), 0)
     copies = []
     for part in sorted(needers, key=lambda part: (-layer_bytes[part[0]], part)):
         n_bytes = layer_bytes[part[0]] // n_slots + (part[1] < layer_bytes[part[0]] % n_slots)
         for dst in needers[part]:
-            host = host_of.get(dst.node, dst.node)
+            host = host_of(machines, dst.node)
             src = min(
                 holders[part],
-                key=lambda gpu: (
-                    gpu.node != dst.node,
-                    host_of.get(gpu.node, gpu.node) != host,
-                    load[gpu],
-                    gpu,
-                ),
+                key=lambda gpu: (gpu.node != dst.node, host_of(machines, gpu.node) != host, load[gpu], gpu),
             )
             load[src] += n_bytes
             copies.append(Copy(*part, src, dst, n_bytes))
@@ -297,9 +300,6 @@ def _borrow(groups: Groups, n0: int, kinds: set[str]) -> None:
 
 # --- Placement: little to copy, and copies of a layer on several hosts ------------------------------
 
-Hosts = Mapping[int, object]
-"""Machine of each node; a node that is not named is a machine of its own."""
-
 
 def assign_nodes(
     templates: Sequence[PipelineTemplate],
@@ -338,12 +338,6 @@ def assign_nodes(
     return cut(chosen, [template.n_nodes for template in templates])
 
 
-def cut(nodes: Iterable[int], sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Cut the nodes into groups of these sizes."""
-    left = iter(nodes)
-    return tuple(tuple(islice(left, size)) for size in sizes)
-
-
 def _rows(
     sets: Iterable[Collection[int]], n_layers: int
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
@@ -358,7 +352,7 @@ def exposed_layers(
 ) -> tuple[int, ...]:
     """Return the layers that the loss of a single host would take, if there are several hosts."""
     masks = [_mask(layers) for template in templates for layers in node_layers(template)]
-    exposed = _exposed(masks, [_host(hosts, node) for group in groups for node in group])
+    exposed = _exposed(masks, [host_of(hosts, node) for group in groups for node in group])
     return tuple(layer for layer in range(templates[0].n_layers) if exposed >> layer & 1)
 
 
@@ -377,15 +371,15 @@ def spread_nodes(
     masks = [_mask(layers) for template in templates for layers in node_layers(template)]
     nodes = [node for group in groups for node in group]
     held = {node: _mask(layers_of.get(node, ())) for node in nodes}
-    exposed = _exposed(masks, [_host(hosts, node) for node in nodes])
+    exposed = _exposed(masks, [host_of(hosts, node) for node in nodes])
     while exposed:
         best: tuple[int, int, list[int]] | None = None
         for left, right in combinations(range(len(nodes)), 2):
-            if _host(hosts, nodes[left]) == _host(hosts, nodes[right]):
+            if host_of(hosts, nodes[left]) == host_of(hosts, nodes[right]):
                 continue
             tried = list(nodes)
             tried[left], tried[right] = nodes[right], nodes[left]
-            n_exposed = _exposed(masks, [_host(hosts, node) for node in tried]).bit_count()
+            n_exposed = _exposed(masks, [host_of(hosts, node) for node in tried]).bit_count()
             # The first swap must improve on now; a later one may tie with the best and copy less.
             if n_exposed >= (exposed.bit_count() if best is None else best[0] + 1):
                 continue
@@ -398,12 +392,8 @@ def spread_nodes(
         if best is None:
             break
         nodes = best[2]
-        exposed = _exposed(masks, [_host(hosts, node) for node in nodes])
+        exposed = _exposed(masks, [host_of(hosts, node) for node in nodes])
     return cut(nodes, map(len, groups))
-
-
-def _host(hosts: Hosts, node: int) -> object:
-    return hosts.get(node, ("node", node))
 
 
 def _mask(layers: Iterable[int]) -> int:
@@ -553,7 +543,7 @@ class Reconfiguration:
     exposed
         Layers that one host alone holds although there are several hosts.
     fallback
-        Reason for which microbatches could not be re-routed, if they were to be.
+        Why microbatches were not rerouted although ``recovery`` is ``reroute``; empty otherwise.
     """
 
     plan: HybridPlan
@@ -611,7 +601,7 @@ def reconfigure(
     templates
         Templates by number of nodes.
     f, n0, n_microbatches
-        Simultaneous losses to survive, least nodes of a pipeline, microbatches per iteration.
+        Simultaneous losses to survive, fewest nodes of a pipeline, microbatches per iteration.
     layer_bytes, held
         State of each layer [B], None to ignore holdings; layers that each node with one GPU holds, None
         for those that the pipelines own.
@@ -704,7 +694,7 @@ def reroute(
         for node in left:
             if set(layers) - set(held.get(node, ())):
                 raise InfeasiblePlanError(f"node {node} lacks layers of its stage")
-        n_before, n_left = (len({_host(hosts or {}, node) for node in nodes}) for nodes in (before, left))
+        n_before, n_left = (len({host_of(hosts or {}, node) for node in nodes}) for nodes in (before, left))
         if n_left == 1 < min(n_before, len(left)):
             raise InfeasiblePlanError(f"the nodes that are left of stage {stage} are all on one host")
     kinds = (("reroute",) if after.lost != plan.lost else ()) + (("drain",) if drained else ())
@@ -813,7 +803,8 @@ def _check(
     both = sorted(set(lost) & set(drained))
     if both:
         raise InputError(f"node(s) {both} both lost and drained; expected one of them")
-    layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
+    all_templates = [*templates.values(), *(pipeline.template for pipeline in pipelines)]
+    layers = {template.n_layers for template in all_templates}
     if layer_bytes is not None and layers != {len(layer_bytes)}:
         raise InputError(
             f"state of {len(layer_bytes)} layer(s), templates of {sorted(layers)}; expected equal numbers"

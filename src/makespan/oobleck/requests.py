@@ -60,7 +60,7 @@ class Work:
     lost
         Nodes of the plan whose microbatches run on their peers.
     fallback
-        Reason for which microbatches were not re-routed, if they were to be.
+        Why microbatches were not rerouted under recovery ``reroute``; empty otherwise.
     pieces
         If optimizer state is divided: piece (`makespan.oobleck.shards`), node that sends it, and node that
         receives it, instead of ``copies``.

@@ -22,12 +22,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from makespan.oobleck.plan import HybridPlan, owners
+from makespan.oobleck.plan import Hosts, HybridPlan, host_of, owners
 
 PieceKind = Literal["frame", "state", "weight"]
 Sizes = Mapping[int, Sequence[int]]
 """Bytes of the trained weights of each layer, in the order of the layer."""
-Hosts = Mapping[int, object]
 
 
 class Piece(NamedTuple):
@@ -148,8 +147,8 @@ def holders(
 
 def _on_new_hosts(nodes: Sequence[int], chosen: Sequence[int], hosts: Hosts) -> list[int]:
     """Return the nodes on machines with the fewest of those that are chosen already."""
-    taken = Counter(hosts.get(node, ("node", node)) for node in chosen)
-    counts = {node: taken[hosts.get(node, ("node", node))] for node in nodes}
+    taken = Counter(host_of(hosts, node) for node in chosen)
+    counts = {node: taken[host_of(hosts, node)] for node in nodes}
     least = min(counts.values())
     return [node for node in nodes if counts[node] == least]
 

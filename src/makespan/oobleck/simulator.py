@@ -268,7 +268,7 @@ class Costs:
 
     def known(self, n_nodes: int) -> int:
         """Return the nearest number of nodes in the table of throughput."""
-        return min(max(n_nodes, min(self.throughput)), max(self.throughput))
+        return _nearest(self.throughput, n_nodes)
 
     def samples_per_s(self, n_nodes: int, repaired: frozenset[Defect]) -> float:
         """Return the throughput; nodes beyond the table are idle, too few nodes give 0 (repair of D10)."""
@@ -281,8 +281,8 @@ class Costs:
         plain = self.plain_throughput
         if not plain:
             return 0.0
-        nearest = min(max(n_nodes, min(plain)), max(plain))
-        return _entry(plain, nearest, "varuna's throughput, that without redundant work,", self.model)
+        name = "varuna's throughput, that without redundant work,"
+        return _entry(plain, _nearest(plain, n_nodes), name, self.model)
 
     def step_ms(self, n_nodes: int, repaired: frozenset[Defect]) -> int | None:
         """Return the time of a step; None if the job must wait for nodes."""
@@ -294,12 +294,17 @@ class Costs:
         return None if Defect.D7 in repaired or waits_below else _ENDLESS_MS
 
 
-def _entry(table: Mapping[int, _Number], n_nodes: int, what: str, model: str) -> _Number:
+def _nearest(table: Mapping[int, object], n_nodes: int) -> int:
+    """Return a number of nodes, limited to the range that a table covers."""
+    return min(max(n_nodes, min(table)), max(table))
+
+
+def _entry(table: Mapping[int, _Number], n_nodes: int, name: str, model: str) -> _Number:
     """Return the entry of a table for a number of nodes; raise an `InputError` if it has none."""
     if n_nodes not in table:
         of = f" of {model!r}" if model else ""
         known = ", ".join(map(str, sorted(table)))
-        raise InputError(f"{what}{of} on {n_nodes} nodes is missing in the table; it has: {known}")
+        raise InputError(f"{name}{of} on {n_nodes} nodes is missing in the table; it has: {known}")
     return table[n_nodes]
 
 
@@ -367,7 +372,7 @@ class Systems:
     Raises
     ------
     InputError
-        A model has no throughput under any system, or a row of the table cannot be.
+        A model has no throughput under any system, or a row of the table is invalid.
     """
 
     def __init__(
@@ -379,12 +384,12 @@ class Systems:
         rate, restart_s, idle = (cells[name] for name in _COLUMNS)
         for problem, is_wrong in (
             ("occurs twice; expected once", again),
-            (f"is of an unknown system; expected {', '.join(SYSTEMS)}", ~cells["system"].isin(SYSTEMS)),
-            ("is of too few nodes; expected 1 or more", cells["n_nodes"] < 1),
+            (f"has an unknown system; expected {', '.join(SYSTEMS)}", ~cells["system"].isin(SYSTEMS)),
+            ("has too few nodes; expected 1 or more", cells["n_nodes"] < 1),
             ("is below 0 or not finite; expected 0 or more", ~rate.between(0, _LARGEST)),
             (f"has a {_COLUMNS[1]} below 0 or not finite", ~restart_s.fillna(0).between(0, _LARGEST)),
             (
-                f"has {_COLUMNS[2]} that are no whole number of 0 or more",
+                f"has {_COLUMNS[2]} that are not a whole number >= 0",
                 ~idle.fillna(0).between(0, _LARGEST) | (idle.fillna(0) % 1 != 0),
             ),
         ):
@@ -576,7 +581,7 @@ class ReleasedStepLog:
 
 @dataclass(slots=True)
 class Account:
-    """Time by category, as the released simulators count it and millisecond by millisecond.
+    """Time by category, counted as in the released simulators, and with each millisecond counted once.
 
     Released categories overlap (defect D5). In ``spent_ms`` each millisecond from the first ready node on has
     exactly one category; it is entered when the time is over, but may be held in advance up to some time.
@@ -625,7 +630,7 @@ class Account:
         self._held = None
 
     def commit(self) -> None:
-        """Protect useful time from later losses, as a checkpoint does."""
+        """Protect the useful time so far from later losses, as a checkpoint does."""
         self._uncommitted_ms = 0
 
     def lose_uncommitted(self) -> None:
@@ -639,9 +644,9 @@ class Account:
         self.spent_ms[Category.USEFUL] -= useful_ms
         self.spent_ms[Category.LOST] += useful_ms
 
-    def times_s(self, *, is_conservative: bool) -> dict[str, float]:
-        """Return the time of each category [s], each millisecond once if conservative, else as released."""
-        chosen_ms = self.spent_ms if is_conservative else self.released_ms
+    def times_s(self, *, counts_once: bool) -> dict[str, float]:
+        """Return the time of each category [s], each millisecond counted once, or as released."""
+        chosen_ms = self.spent_ms if counts_once else self.released_ms
         times = {category.value: chosen_ms[category] * MS for category in Category}
         return times | {Category.IDLE.value: self.released_ms[Category.IDLE] * MS}
 
@@ -1164,11 +1169,11 @@ class PeerMachine(SystemSimulator):
                 f"{len(repaired)} repaired defects; expected this throughput, and all {len(DEFECTS)} repaired"
             )
         self.peers = costs.peers
-        self.steps = self.counted = Steps()
+        self.steps = self.counted = Steps()  # one object; `counted` has the type that can lose single steps
         self.safe_steps = 0  # steps at the last restart
         self.samples = 0.0  # of a step of the present plan
 
-    # What the two systems differ in.
+    # The two systems differ in these methods.
 
     @abstractmethod
     def rate(self, taken: Collection[tuple[int, int]], n_pipelines: int) -> float:
@@ -1178,7 +1183,7 @@ class PeerMachine(SystemSimulator):
     def first_hole(self, taken: Collection[tuple[int, int]]) -> tuple[int, int] | None:
         """Return the place that the next node should take, None if all are taken."""
 
-    # What they share.
+    # They share the rest.
 
     def taken(self) -> set[tuple[int, int]]:
         """Return the places, pipeline and stage, that have a node."""
@@ -1196,16 +1201,19 @@ class PeerMachine(SystemSimulator):
             n_pipelines += 1
         return found, n_pipelines
 
+    @property
+    def continues(self) -> bool:
+        """True if the job regroups, and false if it restarts; the first start counts as regrouping."""
+        return self.n_pipelines > 0 or self.start_ms is None
+
     def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
-        """Regroup, or restart if the job could not continue; the first start counts as regrouping."""
-        continues = self.n_pipelines > 0 or self.start_ms is None
-        self.rendezvous_category = Category.REBALANCE if continues else Category.RESTART
+        """Regroup, or restart if the job could not continue."""
+        self.rendezvous_category = Category.REBALANCE if self.continues else Category.RESTART
         super().meet(time_ms, delay_ms)
 
     def rendezvous_ms(self) -> int:
         """Return the time of regrouping, or of a restart without the checkpoint that it includes."""
-        continues = self.n_pipelines > 0 or self.start_ms is None
-        return self.costs.global_ms if continues else self.costs.restart_ms - self.costs.checkpoint_ms
+        return self.costs.global_ms if self.continues else self.costs.restart_ms - self.costs.checkpoint_ms
 
     def placed(self, n_nodes: int) -> None:
         """Do nothing: places are remembered by the nodes."""
@@ -1486,7 +1494,7 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
         throughput_samples_per_s=throughput_samples_per_s,
         n_steps=machine.n_steps,
         n_failures=machine.n_failures,
-        times_s=machine.account.times_s(is_conservative=Defect.D5 in machine.repaired),
+        times_s=machine.account.times_s(counts_once=Defect.D5 in machine.repaired),
         runs=tuple(runs),
     )
 
@@ -1529,18 +1537,18 @@ def _check_entries(system: str, trace: NodeTrace, costs: Costs) -> None:
         n_nodes = costs.known(n_ready)
         rate = _entry(costs.throughput, n_nodes, f"{system}'s throughput", costs.model)
         if system == "varuna":
-            for what, by_nodes in (
+            for name, by_nodes in (
                 ("restart time", costs.restart_by_nodes_ms),
                 ("number of idle GPUs", costs.idle_gpus),
             ):
                 if by_nodes:
-                    _entry(by_nodes, n_nodes, f"varuna's {what}", costs.model)
+                    _entry(by_nodes, n_nodes, f"varuna's {name}", costs.model)
         elif system == "bamboo" and rate > 0:
             costs.plain_samples_per_s(n_ready)
 
 
 def no_step_because(trace: NodeTrace, costs: Costs, repaired: Collection[Defect] = ()) -> str:
-    """Return why no step of a simulation is completed, in a line.
+    """Return in one line why no step of a simulation is completed.
 
     Parameters
     ----------
@@ -1548,12 +1556,12 @@ def no_step_because(trace: NodeTrace, costs: Costs, repaired: Collection[Defect]
         Those of a simulation of a model that fits, without a step.
     """
     ready, fixed = _ready_counts(trace, costs), frozenset(repaired)
-    there, fewest = max(trace.counts()), min(costs.throughput)
-    if Defect.D10 in fixed and there < fewest:
-        return f"{there} nodes at most are there at once, and the table of throughput begins at {fewest}"
-    if there < costs.n_stages:
-        return f"{there} nodes at most are there at once, and a pipeline has {costs.n_stages} stages"
+    most, fewest = max(trace.counts()), min(costs.throughput)
+    if Defect.D10 in fixed and most < fewest:
+        return f"at most {most} nodes are present at once, and the throughput table starts at {fewest}"
+    if most < costs.n_stages:
+        return f"at most {most} nodes are present at once, and a pipeline has {costs.n_stages} stages"
     placed = [n_nodes for n_nodes in ready if n_nodes >= costs.n_stages]
     if placed and all(costs.samples_per_s(n_nodes, fixed) <= 0 for n_nodes in placed):
-        return f"the table of throughput has none for {placed[-1]} nodes or fewer"
-    return "there is too little time"
+        return f"the throughput table has 0 for up to {placed[-1]} nodes"
+    return "no step fits between the events of the trace"

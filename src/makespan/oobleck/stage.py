@@ -38,9 +38,9 @@ from makespan.oobleck.chain import (
 from makespan.oobleck.interleaving import interleaved_passes
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import peer_schedule
-from makespan.oobleck.plan import HybridPlan, Pipeline, check_plan, owners
+from makespan.oobleck.plan import Hosts, HybridPlan, Pipeline, check_plan, owners
 from makespan.oobleck.rerouting import ScheduledPass
-from makespan.oobleck.shards import Hosts, Piece, holders, needed_pieces, pieces_of, senders
+from makespan.oobleck.shards import Piece, holders, needed_pieces, pieces_of, senders
 from makespan.plans import one_f_one_b_order, zero_bubble_order
 from makespan.runtime.links import LostPeerError
 from makespan.training import refuse_plain_clipping
@@ -159,35 +159,36 @@ def scheduled_instructions(
     number_of, path_of
         Number of the microbatch of a pass, and the nodes that run it, stage by stage.
     """
-    found: list[tuple[tuple[float, int, str, int, int], Kind, int, int]] = []
+    timed: list[tuple[tuple[float, int, str, int, int], Kind, int, int]] = []
     for step in steps:
         path, number, chunk = path_of(step), number_of(step), step.stage // n_nodes
         last = len(path) - 1
-        which = (step.kind, step.stage, number)  # equal times have the same order on all nodes
-        begins, ends = (step.start_s, 1, *which), (step.end_s, 0, *which)
+        tie = (step.kind, step.stage, number)  # equal times have the same order on all nodes
+        begins, ends = (step.start_s, 1, *tie), (step.end_s, 0, *tie)
         further = step.stage + {"F": 1, "B": -1, "W": 0}[step.kind]
         is_passed_on = further != step.stage and 0 <= further <= last
         if path[step.stage] == node:
             if step.kind == "F" and step.stage in (0, last):
-                found.append((begins, "load", number, chunk))
-            found.append((begins, _KIND_OF_PASS[step.kind], number, chunk))
+                timed.append((begins, "load", number, chunk))
+            timed.append((begins, _KIND_OF_PASS[step.kind], number, chunk))
             if is_passed_on:
-                found.append((ends, "send_act" if step.kind == "F" else "send_grad", number, chunk))
+                timed.append((ends, "send_act" if step.kind == "F" else "send_grad", number, chunk))
         elif is_passed_on and path[further] == node:
             kind: Kind = "recv_act" if step.kind == "F" else "recv_grad"
-            found.append((ends, kind, number, further // n_nodes))
-    found.sort(key=lambda each: each[0])
-    ends_at = {(number, chunk): place for place, (_, _, number, chunk) in enumerate(found)}
+            timed.append((ends, kind, number, further // n_nodes))
+    timed.sort(key=lambda each: each[0])
+    # A microbatch keeps its buffer from its first instruction in a stage to its last one there.
+    last_at = {(number, chunk): place for place, (_, _, number, chunk) in enumerate(timed)}
     buffers: dict[tuple[int, int], int] = {}
     free, n_used, order = deque[int](), 0, list[Instruction]()
-    for place, (_, kind, number, chunk) in enumerate(found):
-        each = number, chunk
-        if each not in buffers:
-            buffers[each] = free.popleft() if len(free) > _UNSENT else n_used
-            n_used = max(n_used, buffers[each] + 1)
-        order.append(Instruction(kind, number, buffers[each], chunk))
-        if ends_at[each] == place:
-            free.append(buffers[each])
+    for place, (_, kind, number, chunk) in enumerate(timed):
+        key = number, chunk
+        if key not in buffers:
+            buffers[key] = free.popleft() if len(free) > _UNSENT else n_used
+            n_used = max(n_used, buffers[key] + 1)
+        order.append(Instruction(kind, number, buffers[key], chunk))
+        if last_at[key] == place:
+            free.append(buffers[key])
     return order
 
 
@@ -252,7 +253,7 @@ class HeldLayers:
                 self.pieces |= pieces_of(index, len(trained))
 
     def keep(self, layers: Iterable[int], pieces: Container[Piece] | None = None) -> None:
-        """Drop all layers but these, and of them all optimizer state but that of some pieces, if given."""
+        """Keep these layers only, and of their optimizer state only that in ``pieces``, if given."""
         kept = set(layers)
         self.modules = {index: module for index, module in self.modules.items() if index in kept}
         self._optimizers = {
@@ -1015,7 +1016,7 @@ class StagePasses:
         leaves = {f"input {number} of the stage": each for number, each in enumerate(inputs)} | {
             f"{name!r} of layer {layer}": weight for (layer, name), weight in self._weights(place).items()
         }
-        found: list[dict[str, Tensor | None]] = []
+        gradients_of: list[dict[str, Tensor | None]] = []  # in two parts, then whole
         with draws_kept(self._links.device):
             for is_split in (True, False):
                 for leaf in leaves.values():
@@ -1028,14 +1029,13 @@ class StagePasses:
                 except RuntimeError as error:
                     reason = str(error).partition("\n")[0]
                     raise InputError(f"backward passes in two parts: {reason}; {_WHOLE}") from None
-                found.append({name: leaf.grad for name, leaf in leaves.items()})
+                gradients_of.append({name: leaf.grad for name, leaf in leaves.items()})
         for leaf in leaves.values():
             leaf.grad = None
         for name in leaves:
-            ours, whole = found[0][name], found[1][name]
-            if (ours is None) != (whole is None) or (
-                ours is not None and whole is not None and not has_equal_bits(ours, whole)
-            ):
+            split, whole = (of_leaves[name] for of_leaves in gradients_of)
+            is_equal = split is whole if split is None or whole is None else has_equal_bits(split, whole)
+            if not is_equal:
                 raise InputError(
                     f"backward passes in two parts give another gradient of {name} than whole ones; {_WHOLE}"
                 )
@@ -1203,15 +1203,15 @@ def _scatter(total: Tensor, weights: Iterable[nn.Parameter]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
-    """Part of this process in a bucket: its summands by number, and the weights that receive the sum."""
+class _BucketPart:
+    """Part of a process in a bucket: its summands by number, and the weights that receive the sum."""
 
     bucket: Bucket
     summands: dict[int, Tensor]
     weights: list[dict[Weight, nn.Parameter]]
 
 
-def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties, sums: Sums) -> Iterator[_Own]:
+def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties, sums: Sums) -> Iterator[_BucketPart]:
     """Yield the parts of a node in the buckets; gradients are flattened when a part is reached."""
     tied = frozenset(weight for weights in classes(ties) for weight in weights)
     for bucket in buckets:
@@ -1231,7 +1231,7 @@ def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties, sums: S
             weights = [
                 {(layer, name): held[layer][name] for layer, name in names} for names in names_of.values()
             ]
-            yield _Own(bucket, summands, weights)
+            yield _BucketPart(bucket, summands, weights)
 
 
 def all_reduce(
@@ -1248,7 +1248,7 @@ def all_reduce(
     Gradients become their sum over all pipelines, divided by ``divisor``; ``begin`` is called before each
     sum. Returns the number of sums with others in which this process took part.
     """
-    running: list[tuple[_Own, Tensor, Transfer | None]] = []
+    running: list[tuple[_BucketPart, Tensor, Transfer | None]] = []
     for part in _parts(buckets, links.own, held, ties, sums):
         begin()
         total, nodes = _added(list(part.summands.values())), part.bucket.nodes
@@ -1274,7 +1274,8 @@ def ordered_sums(
 ) -> int:
     """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`.
 
-    With ``stepped``, the weights that each node steps, others get no gradient, unless they are tied.
+    ``stepped`` are the weights that each node steps: it gets no gradient of any other, unless it is tied.
+    None if every node steps all its weights.
     """
     parts = list(_parts(buckets, links.own, held, ties, sums))
     # All summands are sent before any wait: two processes may each add up a bucket of the other.
@@ -1310,13 +1311,17 @@ def ordered_sums(
                 of_pipelines.append(_added(summands) if len(summands) > 1 else summands[0])
             total = _added(of_pipelines)
             total /= divisor
-            wanted, all_of = part.weights, part.weights[0]
-            each = torch.split(total, [weight.numel() for weight in all_of.values()])
+            wanted, names = part.weights, part.weights[0]
+            of_weights = torch.split(total, [weight.numel() for weight in names.values()])
             for node in others:
-                there = _wanted(part, all_of, node, stepped)
-                chosen = [one for name, one in zip(all_of, each, strict=True) if name in there]
+                stepped_there = _wanted(part, names, node, stepped)
+                chosen = [
+                    of_weight
+                    for name, of_weight in zip(names, of_weights, strict=True)
+                    if name in stepped_there
+                ]
                 if chosen:
-                    of_node = total if len(chosen) == len(each) else torch.cat(chosen)
+                    of_node = total if len(chosen) == len(of_weights) else torch.cat(chosen)
                     sent.append(links.send(of_node, node, _SUM_TAG))
         for weights in wanted:
             _scatter(total, weights.values())
@@ -1326,7 +1331,7 @@ def ordered_sums(
 
 
 def _wanted(
-    part: _Own,
+    part: _BucketPart,
     weights: dict[Weight, nn.Parameter],
     node: int,
     stepped: Mapping[int, Container[Weight]] | None,

@@ -48,6 +48,7 @@ from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.templates import TemplateSet, covering_templates
 from makespan.runtime import (
+    Checkpoint,
     GpuSlots,
     Launch,
     Launcher,
@@ -98,7 +99,7 @@ RECOVERIES = table_schema(
     ("lost", "text", "", "nodes that were lost, with the phase in which each was"),
     ("joined", "text", "", "nodes that joined"),
     ("action", "text", "", "actions that changed the pipelines; reroute if none moved"),
-    ("fallback", "text", "", "reason for which microbatches could not be re-routed, if they were to be"),
+    ("fallback", "text", "", "why microbatches were not rerouted under recovery 'reroute'"),
     ("rerouted", "text", "", "microbatches of lost nodes that each node runs, as node:count"),
     ("n_microbatches", "text", "", "microbatches of the pipelines"),
     (
@@ -387,7 +388,7 @@ class Record:
 
     @property
     def first_wall_s(self) -> float:
-        """Time from the start of the run to the start of training."""
+        """Time from the start of the run to the start of training [s]."""
         return (self.recoveries[0].copied_s or 0.0) - (self.start_s or 0.0)
 
     @property
@@ -538,8 +539,8 @@ class LiveOptions:
         Plans are made with the times of ``1f1b``.
     recovery
         After a loss: regroup the pipelines and copy layers (``reconfigure``), or let the other nodes of its
-        stage run the microbatches of the lost node, while nothing moves (``reroute``). Pipelines regroup
-        where that is not possible: if nodes join, or if fewer than f + 1 nodes of a stage would be left.
+        stage run the microbatches of the lost node, while nothing moves (``reroute``). Pipelines still
+        regroup if nodes join, or if fewer than f + 1 nodes of a stage would be left.
     interleave
         Stages of each node of a pipeline, which are interleaved if there are several, so that pipelines fill
         and drain sooner. The bits are the same, and plans count the gain. A pipeline has fewer where there
@@ -834,7 +835,7 @@ class _Run:
         )  # fmt: skip
         self.launch = Launch(WORKER, {}, options.n_nodes, folder / PROCESSES, on_loss="tell")
 
-    def _start(self, iterations: int) -> Any:
+    def _start(self, iterations: int) -> Checkpoint | None:
         """Return the checkpoint from which the run resumes, None if there is none."""
         saved = sound_checkpoint(self.checkpoints)
         if saved is None:
@@ -879,6 +880,11 @@ class _Run:
             # A notice may reach the nodes first; then all of them leave, and the run has not failed.
             if not self.notice or self.protocol.saved != self.protocol.step:
                 raise self._explained(error) from None
+        except LostWorkerError:
+            # Policy relaunch. After a notice the run ends here, and the signal has its effect: relaunching
+            # would swallow it.
+            if not self.notice:
+                raise
         finally:
             self._write()
         if self.notice and self.protocol.step < self.protocol.end:
@@ -996,7 +1002,7 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     Returns
     -------
     str
-        Reason for which the process ended.
+        Why the process ended.
 
     Raises
     ------

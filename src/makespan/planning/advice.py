@@ -1,4 +1,4 @@
-"""Measured rows of one's own: what each taught, which contradicts the others, and what to measure next."""
+"""Judge a user's measured rows: the effect of each, contradictions among them, and what to measure next."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ import pandas as pd
 
 from makespan.arguments import check_range, typed
 from makespan.errors import InfeasiblePlanError, InputError
+from makespan.planning.factors import Z90
 from makespan.planning.layout import Layout
 from makespan.planning.pricing import MeasuredStep, Pricer, calibrated_by, feasible_table, plan
 from makespan.planning.steptime import Grid
 from makespan.units import GIB
 
 _CONTRADICTS = 2.5  # spreads from which a row contradicts the others
-_Z90 = 1.645  # half width of an interval of 90 %, in spreads
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What measured rows say, and what to measure next.
+    """Effect of measured rows on predictions, and layouts to measure next.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ class Advice:
 
 @typed
 def advise(pricer: Pricer, measured: Sequence[MeasuredStep], n_next: int = 3) -> Advice:
-    """Say what measured rows taught, which contradict the others, and what to measure next.
+    """Report the effect of each measured row, rows that contradict the others, and layouts to measure next.
 
-    Each row is left out in turn. What to measure next is the tie whose measurement has the largest expected
-    fall of the mean variance of comparisons of two ties, in the normal approximation at the mode; layouts
+    Each row is left out in turn. The layout to measure next is the tie whose measurement is expected to lower
+    the mean variance of comparisons of two ties most, in the normal approximation at the mode; layouts
     after the first assume that those before them are measured.
 
     Parameters
     ----------
     pricer
-        What prices layouts of the run; rows that have refined it before are not used.
+        Pricer of the run; rows that have refined it before are not used.
     measured
         Measured steps, as `read_measured` returns them.
     n_next
@@ -91,8 +91,8 @@ def advise(pricer: Pricer, measured: Sequence[MeasuredStep], n_next: int = 3) ->
                 "layout": layout.text,
                 "step_s": step_s,
                 "others_s": others_s,
-                "others_low_s": others_s * math.exp(-_Z90 * spread),
-                "others_high_s": others_s * math.exp(_Z90 * spread),
+                "others_low_s": others_s * math.exp(-Z90 * spread),
+                "others_high_s": others_s * math.exp(Z90 * spread),
                 "spreads": spreads,
                 "narrowed": 1 - _half_width(refined, grid) / _half_width(without, grid),
                 "moved": float(np.abs(with_all_s / without.parts_s(grid).sum(axis=1) - 1).mean()),
@@ -160,7 +160,7 @@ def _off(pricer: Pricer, row: MeasuredStep) -> tuple[float, float, float]:
 
 def _half_width(pricer: Pricer, grid: Grid) -> float:
     """Return the mean half width of the intervals of layouts [1]."""
-    return float(np.expm1(_Z90 * pricer.spread(pricer.parts_s(grid))).mean())
+    return float(np.expm1(Z90 * pricer.spread(pricer.parts_s(grid))).mean())
 
 
 @typed
@@ -172,7 +172,7 @@ def validate_rows(
     Parameters
     ----------
     pricer, measured
-        What prices layouts of the run, and measured steps, as `read_measured` returns them.
+        Pricer of the run, and measured steps, as `read_measured` returns them.
     memory_gib
         Memory that was allocated in each row [GiB], NaN if unknown, as `read_memory` returns it.
 
@@ -210,7 +210,7 @@ def validate_rows(
                 "after_error": after_s / step_s - 1,
                 "left_out_s": left_out_s,
                 "left_out_error": left_out_s / step_s - 1,
-                "is_inside": abs(spreads) <= _Z90,
+                "is_inside": abs(spreads) <= Z90,
             }
         )
     table = pd.DataFrame(rows)

@@ -8,15 +8,15 @@ business of `makespan.planning.steptime` and `makespan.planning.memory`.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from makespan.arguments import check_fields
 from makespan.errors import InputError, unknown_name
 
 HeadKind = Literal["lm", "masked-lm", "classes", "none"]
-_HEAD_KINDS = ("lm", "masked-lm", "classes", "none")
+_HEAD_KINDS = get_args(HeadKind)
 RecurrentKind = Literal["state-space", "selective", "delta", "convolution"]
-_RECURRENT_KINDS = ("state-space", "selective", "delta", "convolution")
+_RECURRENT_KINDS = get_args(RecurrentKind)
 # Per token, channel and entry of its state: decay, input, sum and output; and an exponential, which takes as
 # long as 16 operations (CUDA C++ programming guide, throughput of arithmetic instructions).
 _SELECTIVE_FLOP = 9.0 + 16.0
@@ -168,7 +168,7 @@ class Recurrent:
     Parameters
     ----------
     kind
-        What carries the state.
+        Mechanism that carries the state, see above.
     heads, head_dim
         Heads, and channels of each; a ``selective`` scan and a ``convolution`` have heads of one channel.
     state_dim
@@ -506,18 +506,19 @@ def _kinds(layers: tuple[Layers, ...]) -> tuple[tuple[Layers, ...], tuple[int, .
     """Return runs with equal ones together, and which of them each run belongs to."""
     if len(layers) == 1:
         return layers, (0,)
-    found: dict[Layers, int] = {}
+    number_of: dict[Layers, int] = {}  # kinds, as runs of one layer, in the order of their first run
     counts: list[int] = []
     kind_of = []
     for run in layers:
         # Hashing and comparing layers take most of the time of a model: each is looked up once.
-        at = found.setdefault(run if run.n_layers == 1 else replace(run, n_layers=1), len(counts))
+        at = number_of.setdefault(run if run.n_layers == 1 else replace(run, n_layers=1), len(counts))
         if at == len(counts):
             counts.append(0)
         counts[at] += run.n_layers
         kind_of.append(at)
     kinds = [
-        one if count == 1 else replace(one, n_layers=count) for one, count in zip(found, counts, strict=True)
+        layer if count == 1 else replace(layer, n_layers=count)
+        for layer, count in zip(number_of, counts, strict=True)
     ]
     return tuple(kinds), tuple(kind_of)
 
@@ -528,7 +529,7 @@ _WITH_GELU_NEW = ("gpt2", "gptj", "phi")  # model types of transformers that hav
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a model is.
+    """Architecture of a model: its layers, embedding and head.
 
     Parameters
     ----------
@@ -551,9 +552,9 @@ class Architecture:
     max_seq
         Longest sequence that the configuration states; 0 if it states none.
     stated_parameters
-        What the configuration or its name claims; 0 for nothing.
+        Number of parameters that the configuration or its name states; 0 if it states none.
     source
-        Where the description comes from.
+        Origin of the description.
     embedding_dim
         Channels of embedding and head if projections lead to and from ``hidden``; 0 for ``hidden``.
     activation
@@ -666,6 +667,13 @@ class Architecture:
     def is_recurrent(self) -> bool:
         """True if any layer has a recurrent part."""
         return any(run.recurrent is not None for run in self.kinds)
+
+    def with_attention(self, **changes: Any) -> "Architecture":
+        """Return the model with other fields of the attention of all layers that have one."""
+        layers = [
+            replace(run, attention=run.attention and replace(run.attention, **changes)) for run in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
 
     def tokens(self, run: Layers, seq: int) -> int:
         """Return the tokens of a sample in a run of layers, when those of the run are ``seq``."""

@@ -27,14 +27,14 @@ def where(is_first: Mask, first: Column, second: Column) -> Column:
 
 
 def at_least(values: Column, least: Column) -> Column:
-    """Return numbers, or what they are to reach where they are smaller."""
+    """Return numbers raised to a lower bound."""
     if isinstance(values, np.ndarray) or isinstance(least, np.ndarray):
         return np.maximum(values, least)
     return max(values, least)
 
 
 def at_most(values: Column, most: Column) -> Column:
-    """Return numbers, or what they may not exceed where they are larger."""
+    """Return numbers lowered to an upper bound."""
     if isinstance(values, np.ndarray) or isinstance(most, np.ndarray):
         return np.minimum(values, most)
     return min(values, most)

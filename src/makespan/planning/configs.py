@@ -132,7 +132,7 @@ def _parsed(path: Path) -> Architecture:
         table = read_toml(path, "TOML of a model")
         if not table:
             raise InputError(f"the file is empty; expected {_EXPECTED}")
-        return _torchtitan(table, path) if "model" in table else _own(Architecture, table, "")
+        return _torchtitan(table, path) if "model" in table else _from_table(Architecture, table, "")
     if kind in (".yaml", ".yml"):
         table = read_yaml(path, "YAML of Megatron-LM arguments")
     else:
@@ -157,7 +157,7 @@ def _parsed(path: Path) -> Architecture:
         return _hugging_face(table, path)
     arguments = _argument_names(table)
     if "num_layers" in arguments and "hidden_size" in arguments:
-        _refuse_other_models(arguments, is_script=False)
+        _reject_other_models(arguments, is_script=False)
         return _megatron(arguments, path)
     if "tokenizer_class" in table or "added_tokens" in table:
         raise InputError("describes a tokenizer; expected config.json of the model, beside it")
@@ -933,7 +933,7 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
 
 
 def _warn_of_windows(fields: _Fields) -> None:
-    """Say which fields about windows do nothing, because models of this type have none."""
+    """Warn of fields about windows that have no effect, because models of this type have none."""
     kind, window = fields.text("model_type"), fields.table.get("sliding_window")
     if window not in (None, False) and fields.table.get("use_sliding_window") is not False:
         fields.warn("sliding_window %s is ignored: transformers has no windows in %s", window, kind)
@@ -1485,7 +1485,7 @@ def _options(text: str) -> dict[str, Any]:
     text = re.sub(r"(?m)(^|\s)#.*$", "", text).replace("\\\n", " ")
     text = text.replace("=(", "= ").replace('"', " ").replace("'", " ")
     variables = dict(re.findall(r"(?m)^[ \t]*(?:export +)?(\w+)=([\w.]+)[ \t]*$", text))
-    text = re.sub(r"\$(\w+)|\$\{(\w+)\}", lambda found: variables.get(found[1] or found[2], found[0]), text)
+    text = re.sub(r"\$(\w+)|\$\{(\w+)\}", lambda match: variables.get(match[1] or match[2], match[0]), text)
     options: dict[str, list[Any]] = {}
     for line in text.splitlines():
         values: list[Any] = []  # words before the first option, such as the name of the script
@@ -1560,7 +1560,7 @@ _OTHERWISE = (
 
 
 def _megatron_kind(text: str, arguments: Mapping[str, Any]) -> str:
-    """Return the model that a script trains, ``gpt`` or ``bert``; others are refused."""
+    """Return the model that a script trains, ``gpt`` or ``bert``; reject others."""
     text = re.sub(r"(?m)(^|\s)#.*$", "", text)
     kinds: set[str] = set()
     for word in re.split(r"[\s\"'=();|&]+", text):
@@ -1569,14 +1569,14 @@ def _megatron_kind(text: str, arguments: Mapping[str, Any]) -> str:
             kinds.add(_SCRIPTS[script])
         elif word.endswith(".py") and _OTHER_SCRIPTS.search(f"{folder.rpartition('/')[2]}/{script}"):
             raise InputError(f"script {word!r}: {_OTHERWISE}")
-    _refuse_other_models(arguments, is_script=True)
+    _reject_other_models(arguments, is_script=True)
     if len(kinds) > 1:
         raise InputError("runs pretrain_gpt.py and pretrain_bert.py; expected one of them")
     return kinds.pop() if kinds else "gpt"
 
 
-def _refuse_other_models(arguments: Mapping[str, Any], is_script: bool) -> None:
-    """Refuse arguments of Megatron-LM that make another model than a GPT or BERT."""
+def _reject_other_models(arguments: Mapping[str, Any], is_script: bool) -> None:
+    """Reject arguments of Megatron-LM for models other than GPT and BERT."""
     for name, value in arguments.items():
         known = next(
             (key for key in (name, *_PREFIXES) if key in _OTHER_MODELS and name.startswith(key)), None
@@ -1651,22 +1651,14 @@ def _megatron(arguments: dict[str, Any], path: Path, kind: str = "gpt") -> Archi
 
 def _megatron_bert(fields: _Fields, model: Architecture, n_vectors: int) -> Architecture:
     """Return the same stack as a BERT: without a causal mask, and with its head."""
-    layers = [
-        replace(run, attention=run.attention and replace(run.attention, is_causal=False))
-        for run in model.layers
-    ]
     hidden = model.hidden
     # In the head a dense layer with bias and norm, and a bias of the logits. With the sentence-order task
     # two token types, a pooler, and two classes.
     extra = hidden * hidden + (1 + n_vectors) * hidden + model.vocab
     if not fields.flag("bert_no_binary_head") and fields.flag("bert_binary_head", True):
         extra += 2 * hidden + hidden * (hidden + 1) + 2 * (hidden + 1)
-    return replace(
-        model,
-        layers=tuple(layers),
-        head="masked-lm",
-        extra_parameters=model.extra_parameters + extra,
-    )
+    extra_parameters = model.extra_parameters + extra
+    return replace(model.with_attention(is_causal=False), head="masked-lm", extra_parameters=extra_parameters)
 
 
 def _padded_vocab(fields: _Fields) -> int:
@@ -1737,9 +1729,9 @@ def _megatron_windows(fields: _Fields, n_layers: int) -> list[int]:
     _, stated = fields.value("window_size", None, "two whole numbers")
     if stated is None:
         return [0] * n_layers
-    found = re.findall(r"-?\d+", str(stated))
-    sides = [int(side) for side in found if len(side) <= _MOST_DIGITS]
-    if len(sides) != 2 or len(found) != 2:
+    words = re.findall(r"-?\d+", str(stated))
+    sides = [int(side) for side in words if len(side) <= _MOST_DIGITS]
+    if len(sides) != 2 or len(words) != 2:
         raise InputError(f"field 'window_size': found {stated!r}; expected two whole numbers, as in '127,0'")
     window = sides[0] + 1 if sides[0] >= 0 else 0  # the token itself counts
     slides = _pattern(fields, "window_attn_skip_freq", n_layers, lambda layer, every: (layer + 1) % every > 0)
@@ -1776,20 +1768,21 @@ _TITAN_FLAVORS = {
 
 
 def _torchtitan(table: dict[str, Any], path: Path) -> Architecture:
-    fields = _Fields(table, path).part("model")
-    name, flavor = fields.text("name"), fields.text("flavor")
+    fields = _Fields(table, path)
+    model_fields = fields.part("model")
+    name, flavor = model_fields.text("name"), model_fields.text("flavor")
     if name != "llama3":
         raise unknown_name("name of a torchtitan model", name, ["llama3"])
     if flavor not in _TITAN_FLAVORS:
         raise unknown_name("flavor of llama3", flavor, _TITAN_FLAVORS)
     shared = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256}
     sizes = dict(zip(_TITAN_SIZES, _TITAN_FLAVORS[flavor], strict=True))
-    seq = _Fields(table, path).part("training").whole("seq_len", 0, least=0)
+    seq = fields.part("training").whole("seq_len", 0, least=0)
     model = _hugging_face(shared | sizes, path)
     return replace(model, name=f"{name}-{flavor}", max_seq=seq)
 
 
-def _own(kind: type, table: Any, where: str) -> Any:
+def _from_table(kind: type, table: Any, where: str) -> Any:
     """Build a value from the table of its fields; ``where`` is the path of the table in the file."""
     label = where or "the file"
     if not isinstance(table, dict):
@@ -1805,11 +1798,11 @@ def _own(kind: type, table: Any, where: str) -> Any:
         if name == "layers":
             if not isinstance(value, list):
                 raise InputError(f"layers: found {value!r}; expected tables [[layers]]")
-            values[name] = tuple(_own(Layers, run, f"layers[{n}]") for n, run in enumerate(value, 1))
-        elif name in _OWN_PARTS:
-            values[name] = _own(_OWN_PARTS[name], value, place)
+            values[name] = tuple(_from_table(Layers, run, f"layers[{n}]") for n, run in enumerate(value, 1))
+        elif name in _NESTED:
+            values[name] = _from_table(_NESTED[name], value, place)
         else:
-            values[name] = _own_value(fields[name].type, value, place)
+            values[name] = _checked_value(fields[name].type, value, place)
     for name, field in fields.items():
         if name not in values and field.default is dataclasses.MISSING:
             raise InputError(f"{label}: field {name!r} is missing; expected {', '.join(fields)}")
@@ -1819,7 +1812,7 @@ def _own(kind: type, table: Any, where: str) -> Any:
         raise InputError(f"{label}: {wrong}") from None
 
 
-_OWN_PARTS = {
+_NESTED = {
     "attention": Attention,
     "cross_attention": Attention,
     "latent": Latent,
@@ -1828,7 +1821,7 @@ _OWN_PARTS = {
 }
 
 
-def _own_value(kind: Any, value: Any, place: str) -> Any:
+def _checked_value(kind: Any, value: Any, place: str) -> Any:
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     if kind in (HeadKind, RecurrentKind) and value in get_args(kind):

@@ -34,11 +34,11 @@ _PACKAGE = "makespan.planning"
 _N = len(ALL_NAMES)
 _EXPERTS = NAMES.index("experts")
 _OF_HOST = np.array([name in ("step", "launches", "expert_launches") for name in ALL_NAMES])
+Z90 = 1.645
+"""Half width of an interval of 90 %, in spreads."""
 _FREEDOM = 4.0  # degrees of freedom of the residuals
-_NOISE, _NOISE_OF_MIXTURES = (
-    0.07,
-    0.18,
-)  # what no factor explains; kernels of experts change with every release
+# What no factor explains; kernels of experts change with every release.
+_NOISE, _NOISE_OF_MIXTURES = 0.07, 0.18
 _SCALE_SPREAD = 0.15  # common scale of the user's ground
 _STACK_SCALE, _DEVICE_SPREAD, _NARROW_SPREAD = 0.06, 0.06, 0.12
 _MOST_STEPS, _LONGEST_STEP, _CONVERGED = 40, 0.5, 1e-5
@@ -154,9 +154,7 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
         sigma[start : start + n_terms], sigma[start + n_terms] = between, _STACK_SCALE
     for column in at_narrow.values():
         sigma[column] = _NARROW_SPREAD
-    sizes: dict[str, int] = {}
-    for row in rows:
-        sizes[row.group] = sizes.get(row.group, 0) + 1
+    sizes = Counter(row.group for row in rows)
     weight = np.array([min(1.0, _MOST_WEIGHT / sizes[row.group]) for row in rows])
 
     def model(theta: Array) -> tuple[Array, Array]:

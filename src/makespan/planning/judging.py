@@ -1,4 +1,4 @@
-"""How well steps are predicted: the protocol, its baselines, and tables of what came out.
+"""Judge predicted steps against published rows: the protocol, its baselines, and tables of the errors.
 
 A group is source, device and precision with at least six rows. Nothing that is judged was fitted: factors
 are fitted to the rows of all other sources, then refined by a few rows of the group, drawn by plan, since
@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from makespan.planning.factors import (
+    Z90,
     Knowledge,
     calibrate_rows,
     fit_knowledge,
@@ -42,7 +43,6 @@ LEAST_ROWS = 6
 ALLOWED_GROWTH = 0.005
 """How much larger than recorded an error may be [1], half a percentage point."""
 _FOLDS = 5
-_Z90 = 1.645  # half width of an interval of 90 %, in spreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def predictions(rows: Sequence[Measured]) -> pd.DataFrame:
                 "n_gpus": row.cluster.n_gpus,
                 "measured_step_s": row.step_s,
                 "predicted_step_s": step_s,
-                "low_step_s": step_s * math.exp(-_Z90 * spread),
-                "high_step_s": step_s * math.exp(_Z90 * spread),
+                "low_step_s": step_s * math.exp(-Z90 * spread),
+                "high_step_s": step_s * math.exp(Z90 * spread),
                 "mfu": row.mfu,
             }
         )
@@ -217,11 +217,11 @@ def growth(table: pd.DataFrame, recorded: pd.DataFrame) -> list[str]:
     now, known = (_errors_of(one) for one in (table, recorded))
     lines = []
     for (name, drawn), before in known.items():
-        what = f"{name}, {_DRAWS[drawn]}"
+        where = f"{name}, {_DRAWS[drawn]}"
         if (name, drawn) not in now:
-            lines.append(f"{what}: an error of {before:.1%} is recorded, but it is not judged")
+            lines.append(f"{where}: an error of {before:.1%} is recorded, but it is not judged")
         elif now[name, drawn] > before + ALLOWED_GROWTH:
-            lines.append(f"{what}: error {now[name, drawn]:.1%}, recorded {before:.1%}")
+            lines.append(f"{where}: error {now[name, drawn]:.1%}, recorded {before:.1%}")
     return lines
 
 
@@ -243,7 +243,7 @@ def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:
     parts_s = known.parts_s(group.logs[rest], group.terms[rest])
     predicted = parts_s.sum(axis=1)
     spread = known.spread(parts_s, np.isin(group.models[rest], group.models[taken]))
-    inside = np.abs(np.log(predicted / measured)) <= _Z90 * spread
+    inside = np.abs(np.log(predicted / measured)) <= Z90 * spread
     result = {
         "error": float(np.abs(predicted / measured - 1).mean()),
         "bias": float(np.exp(np.log(predicted / measured).mean())),

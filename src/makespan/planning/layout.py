@@ -1,4 +1,4 @@
-"""Layouts: how a training step is divided over devices, and a readable notation for them.
+"""Layouts that divide a training step over devices, and a readable notation for them.
 
 ``tp2 pp4 cp2 ep8 fsdp mb1`` reads: tensor parallelism over 2, 4 pipeline stages, context parallelism over 2,
 experts over 8, parameters sharded over the data-parallel devices, micro-batches of 1 sample. Data parallelism
@@ -23,7 +23,7 @@ _COUNTS = ("dp", "tp", "pp", "cp", "ep", "interleave", "micro_batch")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one training step is divided.
+    """Division of a training step over devices.
 
     Parameters
     ----------

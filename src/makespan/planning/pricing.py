@@ -1,4 +1,4 @@
-"""The fastest feasible layouts of a training run, with what each costs and why the next is slower."""
+"""Price the layouts of a training run, and rank the fastest that fit, with costs and reasons."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from makespan.errors import InfeasiblePlanError, InputError, TraceError, cell_er
 from makespan.files import read_bytes
 from makespan.hardware import MOST_GPUS, ClusterSpec, cluster_of, pools
 from makespan.planning.architecture import Architecture, Experts, Layers
-from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
+from makespan.planning.factors import Z90, Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
 from makespan.planning.layout import Layout, Recompute, parse_layout
 from makespan.planning.memory import components_of, fits, memory_table
 from makespan.planning.stacks import Software, Training
@@ -28,7 +28,6 @@ from makespan.tables import parse_csv
 from makespan.units import GIB, HOUR
 
 Array = NDArray[np.float64]
-_Z90 = 1.645  # half width of an interval of 90 %, in spreads
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _MOST_TENSOR = 8
 _CHUNKS = (2, 3, 4, 5, 6, 8)
@@ -47,7 +46,7 @@ class Priced:
     Parameters
     ----------
     layout
-        What runs.
+        The layout.
     step_s, low_s, high_s
         Time of a step, and its interval of 90 % [s].
     tokens_per_s_per_gpu, mfu
@@ -63,7 +62,7 @@ class Priced:
     is_feasible
         True if it fits into the memory of the device, or was measured and so ran.
     reason
-        Why it does not fit by the count of its memory; empty if it does.
+        Why its counted memory does not fit; empty if it does.
     """
 
     layout: Layout
@@ -96,7 +95,7 @@ MeasuredStep = tuple[Training, Layout, ClusterSpec, float]
 
 @dataclass(frozen=True, slots=True)
 class Pricer:
-    """What prices layouts: a run, a cluster, a stack, and what measured rows taught about them.
+    """Prices the layouts of a run on a cluster with a stack, refined by measured rows.
 
     `calibrated_by` sets ``calibrated`` and ``measured``, the rows behind it.
     """
@@ -110,7 +109,7 @@ class Pricer:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.cluster.gpu.sustained  # raises where there are several, or nobody knows what it sustains
+        _ = self.cluster.gpu.sustained  # raises if there are several, or if its sustained rates are unknown
         if len(self.cluster.runs) > 1:
             pools(self.cluster)  # raises where nodes differ in more than their sizes
         object.__setattr__(self, "calibrated", self.calibrated.with_terms(len(self._names())))
@@ -137,12 +136,12 @@ class Pricer:
     def parts_s(self, grid: Grid) -> Array:
         """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
         n_terms = len(self._names())
-        found, start = np.empty((len(grid), n_terms)), 0
-        for block in grid.blocks():  # each into its place, so that memory is used again while it is in caches
+        parts_s, start = np.empty((len(grid), n_terms)), 0
+        for block in grid.blocks():  # each into its place, so that memory is reused while it is in caches
             logs, terms = self._of_run(self.training, block, self.cluster, n_terms)
-            found[start : start + len(block)] = self.calibrated.parts_s(logs, terms)
+            parts_s[start : start + len(block)] = self.calibrated.parts_s(logs, terms)
             start += len(block)
-        return found
+        return parts_s
 
     def steps_of(self, measured: Sequence[MeasuredStep]) -> Array:
         """Return the predicted steps of measured rows by term [s], (n_rows, n_terms)."""
@@ -159,14 +158,11 @@ class Pricer:
 
     def mfu(self, step_s: float | Array) -> float | Array:
         """Return the model FLOP of steps [s] over the dense peak of all devices [1]."""
-        training, cluster = self.training, self.cluster
-        flop = training.global_batch * training.model.flop_per_sample(training.seq) * training.computed_share
-        peak = cluster.n_gpus * cluster.gpu.sustained_peak(training.precision)
-        return flop / step_s / peak
+        return _mfu(self.training, self.cluster, step_s)
 
     def joint(self, layouts: Sequence[Layout]) -> Joint:
         """Return the joint posterior of the steps of layouts, measured ones among them or not."""
-        measured_s = [self.measured_s(one) for one in layouts]
+        measured_s = [self.measured_s(layout) for layout in layouts]
         return Joint.of(
             self.calibrated, self.parts_s(Grid.of(layouts)), measured_s, self.has_rows(self.training)
         )
@@ -180,13 +176,13 @@ class Pricer:
         return any(run.model == training.model for run, *_ in self.measured)
 
     def measured_s(self, layout: Layout) -> float | None:
-        """Return the measured step of a layout of this run on this cluster [s], a mean of several."""
-        found = [
+        """Return the measured step of a layout on this cluster [s], the geometric mean of several."""
+        logs = [
             math.log(step_s)
-            for run, own, where, step_s in self.measured
-            if own.text == layout.text and run == self.training and where.n_gpus == self.cluster.n_gpus
+            for run, other, where, step_s in self.measured
+            if other.text == layout.text and run == self.training and where.n_gpus == self.cluster.n_gpus
         ]
-        return math.exp(sum(found) / len(found)) if found else None
+        return math.exp(sum(logs) / len(logs)) if logs else None
 
     @typed
     def price(self, layout: Layout) -> Priced:
@@ -209,8 +205,8 @@ class Pricer:
         return Priced(
             layout=layout,
             step_s=step_s,
-            low_s=step_s * math.exp(-_Z90 * spread),
-            high_s=step_s * math.exp(_Z90 * spread),
+            low_s=step_s * math.exp(-Z90 * spread),
+            high_s=step_s * math.exp(Z90 * spread),
             tokens_per_s_per_gpu=throughput,
             mfu=float(self.mfu(step_s)),
             usd_per_million_tokens=price / HOUR / throughput * 1e6 if price else float("nan"),
@@ -219,6 +215,12 @@ class Pricer:
             is_feasible=does_fit or ran,
             reason="" if does_fit else reason + ", but it ran" * ran,
         )
+
+
+def _mfu(training: Training, cluster: ClusterSpec, step_s: float | Array) -> float | Array:
+    """Return the model FLOP of steps [s] over the dense peak of all devices [1]."""
+    peak = cluster.n_gpus * cluster.gpu.sustained_peak(training.precision)
+    return training.flop_per_step / step_s / peak
 
 
 def check_layout(training: Training, cluster: ClusterSpec, layout: Layout) -> None:
@@ -283,13 +285,13 @@ def _divided_by_tensor(run: Layers, layout: Layout) -> Iterator[tuple[int, str]]
 def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     """Yield the layouts that go with a run and a cluster, whether they fit into memory or not.
 
-    Tensor parallelism stays inside a node; degrees are divisors. What is sharded is the optimizer (ZeRO-1)
-    or, without a pipeline, also the parameters (FSDP), over all devices or those of a node (HSDP).
+    Tensor parallelism stays inside a node; degrees are divisors. Data parallelism shards the optimizer
+    (ZeRO-1) or, without a pipeline, also the parameters (FSDP), over all devices or those of a node (HSDP).
     """
     model, n = training.model, cluster.n_gpus
     experts = next((run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)), 1)
     items = (model.n_layers, model.n_layers + 2)  # with embedding and loss as layers of their own
-    again = [how for how in _RECOMPUTE if how != "selective" or model.has_attention]
+    recomputations = [kind for kind in _RECOMPUTE if kind != "selective" or model.has_attention]
     for tp, pp in itertools.product(_divisors(n), _divisors(n)):
         if n % (tp * pp) or tp > min(_MOST_TENSOR, cluster.gpus_per_node):
             continue
@@ -320,18 +322,20 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
                 if misfit(model, first):
                     continue
                 yield first
-                for (zero, shard), recompute in itertools.islice(itertools.product(sharded, again), 1, None):
+                variants = itertools.product(sharded, recomputations)
+                next(variants)  # of ``first``
+                for (zero, shard), recompute in variants:
                     yield Layout(**shared, zero=zero, shard=shard, recompute=recompute)
 
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(one for one in range(1, number + 1) if number % one == 0)
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The layouts to choose from, best first, out of how many that were tried.
+    """Layouts to choose from, best first, and the number of layouts that were tried.
 
     Layouts that have a chance of 0.1 or more to be faster than the fastest prediction are ties. They come
     first, by expected regret, up to 200 of them; the other layouts follow by their expected steps.
@@ -339,9 +343,9 @@ class Plans:
     Parameters
     ----------
     pricer
-        What priced them.
+        Pricer of the run.
     best
-        The first of them.
+        The first layouts, as many as asked for.
     regrets
         Expected slowdown of each against the fastest of all ties [1]; NaN for one that is no tie.
     chances
@@ -368,23 +372,23 @@ class Plans:
         return pd.DataFrame(
             [
                 {
-                    "layout": one.layout.text,
-                    "dp": one.layout.dp,
-                    "step_s": one.step_s,
-                    "low_s": one.low_s,
-                    "high_s": one.high_s,
+                    "layout": priced.layout.text,
+                    "dp": priced.layout.dp,
+                    "step_s": priced.step_s,
+                    "low_s": priced.low_s,
+                    "high_s": priced.high_s,
                     "expected_regret": regret,
                     "chance_to_be_faster": chance,
-                    "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
-                    "mfu": one.mfu,
-                    "memory_gib": one.total_memory_bytes / GIB,
-                    "usd_per_million_tokens": one.usd_per_million_tokens,
-                    "slower_by": "" if one is self.best[0] else one.over(self.best[0]),
-                    "is_feasible": one.is_feasible,
-                    "reason": one.reason,
-                    "measured_s": self.pricer.measured_s(one.layout),
+                    "tokens_per_s_per_gpu": priced.tokens_per_s_per_gpu,
+                    "mfu": priced.mfu,
+                    "memory_gib": priced.total_memory_bytes / GIB,
+                    "usd_per_million_tokens": priced.usd_per_million_tokens,
+                    "slower_by": "" if priced is self.best[0] else priced.over(self.best[0]),
+                    "is_feasible": priced.is_feasible,
+                    "reason": priced.reason,
+                    "measured_s": self.pricer.measured_s(priced.layout),
                 }
-                for one, regret, chance in zip(self.best, self.regrets, self.chances, strict=True)
+                for priced, regret, chance in zip(self.best, self.regrets, self.chances, strict=True)
             ]
         )
 
@@ -401,15 +405,18 @@ class _Search:
 
 def _ran(pricer: Pricer) -> dict[str, Layout]:
     """Return the layouts of the run that were measured, by their texts."""
-    return {one.text: one for _, one, *_ in pricer.measured if pricer.measured_s(one) is not None}
+    measured = [layout for _, layout, *_ in pricer.measured]
+    return {layout.text: layout for layout in measured if pricer.measured_s(layout) is not None}
 
 
 def _search(pricer: Pricer) -> _Search:
     """Price all layouts of a run; raises `InfeasiblePlanError` where none fits, and none was measured."""
     training, cluster = pricer.training, pricer.cluster
     # Fused attention keeps no scores that it could compute again.
-    hows = ("selective",) if pricer.stack.attention != "unfused" else ()
-    tried = [one for one in layouts(training, cluster) if one.recompute not in hows]
+    is_fused = pricer.stack.attention != "unfused"
+    tried = [
+        layout for layout in layouts(training, cluster) if not (is_fused and layout.recompute == "selective")
+    ]
     if not tried:
         raise InfeasiblePlanError(
             f"no layout divides a batch of {training.global_batch} samples over {cluster.n_gpus} GPUs; "
@@ -442,17 +449,17 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
         None fits, and the message says how much memory the smallest one needs; or none divides the batch.
     """
     check_range("n_best", n_best, 1)
-    found = _search(pricer)
-    order = np.argsort(np.where(found.fit, found.step_s, np.inf), kind="stable")
-    order = order[: min(max(n_best, _MOST_TIES), int(found.fit.sum()))]
-    pool = [found.tried[i] for i in order]
+    search = _search(pricer)
+    order = np.argsort(np.where(search.fit, search.step_s, np.inf), kind="stable")
+    order = order[: min(max(n_best, _MOST_TIES), int(search.fit.sum()))]
+    pool = [search.tried[i] for i in order]
     ran = _ran(pricer)
-    texts = {one.text for one in pool}
-    pool += [one for text, one in ran.items() if text not in texts]
+    texts = {layout.text for layout in pool}
+    pool += [layout for text, layout in ran.items() if text not in texts]
     joint = pricer.joint(pool)
     are_ties = joint.chances_over(int(np.argmin(joint.mean))) >= _TIE
     # Ties do not depend on how many layouts are asked for.
-    are_ties &= [at < _MOST_TIES or one.text in ran for at, one in enumerate(pool)]
+    are_ties &= [at < _MOST_TIES or layout.text in ran for at, layout in enumerate(pool)]
     regrets = np.full(len(pool), np.nan)
     regrets[are_ties] = joint.among(are_ties).regrets()
     at = np.lexsort((joint.mean, np.where(are_ties, regrets, np.inf)))
@@ -463,9 +470,9 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
         regrets=tuple(float(regrets[i]) for i in shown),
         chances=tuple(float(chances[i]) for i in shown),
         ties=tuple(pool[i] for i in at if are_ties[i]),
-        n_tried=len(found.tried),
-        n_feasible=int(found.fit.sum()),
-        n_ran=sum(bool(pricer.price(one).reason) for one in ran.values()),
+        n_tried=len(search.tried),
+        n_feasible=int(search.fit.sum()),
+        n_ran=sum(bool(pricer.price(layout).reason) for layout in ran.values()),
     )
 
 
@@ -481,32 +488,32 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
         ``memory_gib`` of the fullest device, ``reason`` as of `Priced`, and the degrees and other fields of
         `Layout`.
     """
-    found = _search(pricer)
-    at = np.flatnonzero(found.fit)
-    chosen, step_s, memory = [found.tried[i] for i in at], found.step_s[at], found.memory[at].sum(axis=1)
-    texts = {one.text for one in chosen}
+    search = _search(pricer)
+    at = np.flatnonzero(search.fit)
+    chosen, step_s, memory = [search.tried[i] for i in at], search.step_s[at], search.memory[at].sum(axis=1)
+    texts = {layout.text for layout in chosen}
     reasons = [""] * len(chosen)
-    for one in [pricer.price(layout) for text, layout in _ran(pricer).items() if text not in texts]:
-        chosen.append(one.layout)
-        reasons.append(one.reason)
-        step_s, memory = np.append(step_s, one.step_s), np.append(memory, one.total_memory_bytes)
+    for priced in [pricer.price(layout) for text, layout in _ran(pricer).items() if text not in texts]:
+        chosen.append(priced.layout)
+        reasons.append(priced.reason)
+        step_s, memory = np.append(step_s, priced.step_s), np.append(memory, priced.total_memory_bytes)
     order = np.argsort(step_s, kind="stable")
     chosen, step_s, memory = [chosen[i] for i in order], step_s[order], memory[order]
-    spread = np.concatenate([pricer.spread(pricer.parts_s(one)) for one in Grid.of(chosen).blocks()])
+    spread = np.concatenate([pricer.spread(pricer.parts_s(block)) for block in Grid.of(chosen).blocks()])
     throughput = pricer.training.tokens_per_step / step_s / pricer.cluster.n_gpus
-    names = [one.name for one in fields(Layout)]
+    names = [column.name for column in fields(Layout)]
     return pd.DataFrame(
         {
             "n_gpus": pricer.cluster.n_gpus,
-            "layout": [one.text for one in chosen],
+            "layout": [layout.text for layout in chosen],
             "step_s": step_s,
-            "low_s": step_s * np.exp(-_Z90 * spread),
-            "high_s": step_s * np.exp(_Z90 * spread),
+            "low_s": step_s * np.exp(-Z90 * spread),
+            "high_s": step_s * np.exp(Z90 * spread),
             "tokens_per_s_per_gpu": throughput,
             "mfu": pricer.mfu(step_s),
             "memory_gib": memory / GIB,
             "reason": [reasons[i] for i in order],
-            **{name: [getattr(one, name) for one in chosen] for name in names},
+            **{name: [getattr(layout, name) for layout in chosen] for name in names},
         }
     )
 
@@ -533,7 +540,7 @@ def read_measured(path: str | Path, training: Training, cluster: ClusterSpec) ->
         raise TraceError(f"{where}: column {missing[0]!r} is missing; expected {', '.join(_OWN)}")
     if unknown := [name for name in frame.columns if name not in (*_OWN, *_OPTIONAL)]:
         raise TraceError(f"{where}: {unknown_name('column', unknown[0], (*_OWN, *_OPTIONAL))}")
-    found: list[tuple[Training, Layout, ClusterSpec, float]] = []
+    rows: list[MeasuredStep] = []
     for number, record in enumerate(frame.to_dict("records"), start=1):
         cells = {str(name): str(cell).strip() for name, cell in record.items() if str(cell).strip()}
         place = partial(_positive, cells, where, number)
@@ -552,34 +559,33 @@ def read_measured(path: str | Path, training: Training, cluster: ClusterSpec) ->
                 precision=cells.get("precision", training.precision),
             )
             check_layout(run, there, layout)
-            flop = run.global_batch * run.model.flop_per_sample(run.seq) * run.computed_share
-            share = flop / step_s / (n_gpus * there.gpu.sustained_peak(run.precision))
+            mfu = float(_mfu(run, there, step_s))
         except TraceError:
             raise
         except InputError as error:
             raise TraceError(f"{where}: row {number}: {error}") from None
-        if not _LEAST_MFU <= share <= 1:
+        if not _LEAST_MFU <= mfu <= 1:
             raise TraceError(
-                f"{where}: row {number}: a step of {step_s:g} s is {100 * share:.2g} % of the peak of "
+                f"{where}: row {number}: a step of {step_s:g} s is {100 * mfu:.2g} % of the peak of "
                 f"{n_gpus} GPUs; expected {100 * _LEAST_MFU:g} to 100 %, and seconds per step"
             )
-        for other, (*same, other_s) in enumerate(found, start=1):
+        for other, (*same, other_s) in enumerate(rows, start=1):
             if same == [run, layout, there] and max(step_s, other_s) > _MOST_SCATTER * min(step_s, other_s):
                 raise TraceError(
                     f"{where}: row {number}: {step_s:g} s, but row {other} has {other_s:g} s for the "
                     f"same run; expected times within a factor of {_MOST_SCATTER}"
                 )
-        found.append((run, layout, there, step_s))
-    if not found:
+        rows.append((run, layout, there, step_s))
+    if not rows:
         raise TraceError(f"{where}: has no row; expected measured steps")
-    return found
+    return rows
 
 
 @typed
 def read_memory(path: str | Path) -> list[float]:
     """Return ``memory_gib`` of the rows that `read_measured` accepts [GiB], NaN where it is empty.
 
-    It is what programs have allocated at most on the fullest device, without libraries and free blocks.
+    It is the most that programs allocated on the fullest device, without libraries and free blocks.
     """
     content = read_bytes(path, "measured steps (CSV)", TraceError)
     frame = parse_csv(content, str(path), "measured steps", dtype="str", keep_default_na=False)

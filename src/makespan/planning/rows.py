@@ -1,7 +1,7 @@
 """Measured rows of others: read from tables, checked before anything is fitted to them.
 
-A table has one row per measurement, with the columns of `COLUMNS`; empty cells are unknown. A row becomes a
-`Measured` or a `Refused` with the reason, never silence.
+A table has one row per measurement, with the columns of `COLUMNS`; empty cells are unknown. Every row becomes
+a `Measured`, or a `Refused` with the reason: none is dropped silently.
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from makespan.arguments import typed
-from makespan.errors import InputError, MakespanError, TraceError
+from makespan.errors import MakespanError, TraceError
 from makespan.files import read_bytes, read_preset
 from makespan.hardware import ClusterSpec, cluster_of, equal_parts, gpu_names
 from makespan.planning.architecture import Architecture, Attention, FeedForward, Layers
@@ -36,7 +36,7 @@ _MOST_OF_PEAK = 0.8  # a row that claims more of the dense peak is wrong
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measured row: what ran, where and how, and how long a step took.
+    """One measured row: a training run, its layout, cluster and stack, and the time of a step.
 
     ``plan`` names model and layout without the release of the software: rows of one plan go together into
     what is fitted or into what is judged, never into both. ``assumed`` lists in words what the row does not
@@ -115,7 +115,7 @@ def read_rows(paths: Iterable[str | Path]) -> tuple[list[Measured], list[Refused
             keep_default_na=False,
         )
         if missing := set(COLUMNS) - set(frame.columns):
-            raise InputError(f"{path}: lacks the columns {', '.join(sorted(missing))}")
+            raise TraceError(f"{path}: lacks the columns {', '.join(sorted(missing))}")
         for record in frame.to_dict("records"):
             row = {str(name): str(cell).strip() for name, cell in record.items()}
             try:
@@ -175,11 +175,7 @@ def _measured(row: Mapping[str, str]) -> Measured:
         length = f"of {seen} tokens" if seen else "whose tokens see all earlier ones"
         assumed = (*assumed, f"packed sequences {length}")
         if seen:  # a token sees half of its sequence in the mean
-            layers = [
-                replace(run, attention=run.attention and replace(run.attention, window=seen // 2))
-                for run in model.layers
-            ]
-            model = replace(model, layers=tuple(layers))
+            model = model.with_attention(window=seen // 2)
     training = Training(
         model,
         _count(row, "seq"),
@@ -189,8 +185,7 @@ def _measured(row: Mapping[str, str]) -> Measured:
         is_adapter=tuned is not None and tuned["is_adapter"],
     )
     step_s = _step_s(row, training, n_gpus)
-    flop = training.global_batch * model.flop_per_sample(training.seq) * share
-    mfu = flop / (step_s * n_gpus * cluster.gpu.sustained_peak(precision))
+    mfu = training.flop_per_step / (step_s * n_gpus * cluster.gpu.sustained_peak(precision))
     if mfu > _MOST_OF_PEAK:
         raise _Unusable(f"{mfu:.0%} of the peak, more than {_MOST_OF_PEAK:.0%}")
     return Measured(
@@ -305,11 +300,7 @@ def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:
     elif row["tflops_per_gpu"]:
         counted = training.model
         if row["source"] in _register()["full_attention"]:
-            layers = [
-                replace(run, attention=run.attention and replace(run.attention, is_causal=False))
-                for run in counted.layers
-            ]
-            counted = replace(counted, layers=tuple(layers))
+            counted = counted.with_attention(is_causal=False)
         flop = training.global_batch * counted.flop_per_sample(training.seq)
         step_s = flop / (_number(row, "tflops_per_gpu") * 1e12 * n_gpus)
     elif "out of memory" in row["note"]:

@@ -1,4 +1,4 @@
-"""Software stacks, and what a training run is: model, sequences, batch and precision."""
+"""Software stacks, and training runs: model, sequences, batch and precision."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,7 @@ class Software:
     Parameters
     ----------
     name, source
-        Key in the catalogue, and where the facts come from.
+        Key in the catalogue, and origin of the facts.
     attention
         Generation of the fused attention kernel, or ``unfused``.
     gradient_bytes
@@ -123,7 +123,7 @@ class Training:
     Parameters
     ----------
     model, seq, global_batch, precision
-        What is trained, tokens of a sample, samples of a step, and precision of matrix products. If all
+        Model, tokens of a sample, samples of a step, and precision of matrix products. If all
         layers of the model have a fixed length, ``seq`` is that of the last ones, whatever is given.
     computed_share
         Share of the tokens that are computed; less than 1 where padding is left out.
@@ -175,8 +175,13 @@ class Training:
         return float(self.model.tokens(self.model.layers[-1], self.seq) * self.global_batch)
 
     @property
+    def flop_per_step(self) -> float:
+        """Model FLOP of one step, see `Architecture.flop_per_sample` [FLOP]."""
+        return self.global_batch * self.model.flop_per_sample(self.seq) * self.computed_share
+
+    @property
     def remarks(self) -> tuple[str, ...]:
-        """What of the run is not as one may think, in words."""
+        """Warnings about the run: sequences that the model does not have, and predictions without rows."""
         model = self.model
         found = []
         if model.max_seq and self.seq > model.max_seq:

@@ -59,7 +59,7 @@ TERMS: dict[str, str] = {
     "shards_beyond": "gathered and scattered parameters for which the computation is too short",
     "optimizer": "update of the states",
 }
-"""Terms of a step, in the order of their columns, with what each is."""
+"""Terms of a step with their descriptions, in the order of their columns."""
 RECURRENT_TERMS: dict[str, str] = {"scan": "scans of recurrent layers, whose projections are matrix products"}
 """Further terms of models with recurrent layers, whose columns follow; other models do not have them."""
 NAMES = tuple(TERMS)
@@ -310,7 +310,7 @@ def weights(training: Training, grid: Grid) -> tuple[Column, Column]:
 
 
 class _Routed(NamedTuple):
-    """What the experts of one layer compute, move and send for a micro-batch, per device.
+    """Computation, memory traffic and transfers of the experts of one layer for a micro-batch, per device.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     """Return the ideal time of every term [s], (n_layouts, n_terms), columns as `names_of` the model.
 
     Nodes are equal, as a `Pricer` checks; the last may be smaller. Raises `UnknownNameError` for a precision
-    that the device does not have, `InputError` where nobody knows what it sustains.
+    that the device does not have, `InputError` if its sustained rates are unknown.
     """
     model, rates, gpu = training.model, Rates.of(cluster), cluster.nodes[0].gpu
     peak, peak16 = gpu.sustained_peak(training.precision), gpu.sustained_peak(training.core_precision)
@@ -396,8 +396,8 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     bytes_per, is_narrow = training.element_bytes, training.is_narrow
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
     count, again, again_core = grid.microbatches(training), grid.again, grid.again_core
-    # Of one micro-batch, all layers, per device.
-    n_terms: dict[str, Column] = dict.fromkeys(names_of(model), 0.0)
+    # Terms of one micro-batch, all layers, per device [s].
+    per_microbatch: dict[str, Column] = dict.fromkeys(names_of(model), 0.0)
     routed: dict[tuple[Experts, int], _Routed] = {}
 
     def products_s(out: Column, size: Column, tokens: Column, again: Column) -> Column:
@@ -434,7 +434,7 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                 else:
                     dense = dense + products_s(float(out), inner / divide, projected, again)
             if isinstance(part, Recurrent):
-                n_terms["scan"] += (
+                per_microbatch["scan"] += (
                     n * _scan_s(part, training, tokens, seq, cluster) / tp * (_SCAN_PASSES + grid.full)
                 )
                 continue
@@ -447,19 +447,19 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             if stack.attention == "unfused":
                 full = 2.0 * core if part.is_causal else core
                 in_core = full / (peak16 * share) * (1.0 + 0.5 * half / part.head_dim)
-                n_terms["scores"] += n * in_core * (_GEMM_PASSES + again_core)
+                per_microbatch["scores"] += n * in_core * (_GEMM_PASSES + again_core)
                 if is_odd:
-                    n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + again_core)
+                    per_microbatch["odd_heads"] += n * in_core * (_GEMM_PASSES + again_core)
             else:
                 reached, length = attention_shares[stack.attention]
                 # The first kernels have smaller tiles for heads of 128 channels: those of 64 are as fast.
                 is_slower = part.head_dim <= 64 and stack.attention != "first"
                 small = _SMALL_HEAD if is_slower else 1.0
                 in_core = core / (peak16 * reached * small * seq / (seq + length))
-                n_terms["attention"] += n * in_core * passes
+                per_microbatch["attention"] += n * in_core * passes
             sent_heads = part.heads if stack.repeats_keys else part.kv_heads
             sent = cp * tokens * sent_heads / tp * (part.head_dim + part.value_dim) * bytes_per
-            n_terms["context"] += n * 3.0 * (sent * ring.byte_s + ring.start_s) * (cp > 1)
+            per_microbatch["context"] += n * 3.0 * (sent * ring.byte_s + ring.start_s) * (cp > 1)
         # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
         scores: Column = 0.0
         mixed = 0.0  # channels that attention and recurrent part read and write
@@ -478,9 +478,9 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
         if stack.is_written_out:
             alike, parted = _written_bytes(model, run, size)
             moved = stack.element_passes * (tokens * (alike / grid.undivided + parted / tp) + scores)
-        n_terms["elements"] += n * moved / memory * passes
+        per_microbatch["elements"] += n * moved / memory * passes
         if is_narrow:
-            n_terms["casts"] += (
+            per_microbatch["casts"] += (
                 n * stack.cast_passes * tokens * _CAST_BYTES * (2 * run.n_halves * hidden + 2 * size / tp)
                 / memory * passes
             )  # fmt: skip
@@ -495,11 +495,14 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             reductions = reductions + (grid.expert_cut > 1)
             if (ffn, run.seq) not in routed:  # layers that differ in their attention have the same experts
                 routed[ffn, run.seq] = _Routed.of(ffn, tokens, training, grid, rates, products_s)
-            one = routed[ffn, run.seq]
-            n_terms["experts"] += n * one.here * one.products_s * stack.expert_share
-            n_terms["expert_traffic"] += n * one.moved / memory * passes * stack.expert_share
-            n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
-            n_terms["dispatch"] += n * (one.sent * one.sent_s + one.start_s) * (2.0 + again)
+            mixture = routed[ffn, run.seq]
+            per_microbatch["experts"] += n * mixture.here * mixture.products_s * stack.expert_share
+            per_microbatch["expert_traffic"] += n * mixture.moved / memory * passes * stack.expert_share
+            per_microbatch["expert_launches"] += (
+                n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
+            )
+            sent_s = mixture.sent * mixture.sent_s + mixture.start_s
+            per_microbatch["dispatch"] += n * sent_s * (2.0 + again)
         elif run.ffn is not None:
             dense = (
                 dense
@@ -507,31 +510,31 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                 + products_s(hidden, size / tp, tokens, again)
             )
             reductions = reductions + 1.0
-        n_terms["products"] += n * dense
+        per_microbatch["products"] += n * dense
         volume = reductions * 2.0 * tokens * hidden * bytes_per
         if run.recurrent is not None and run.recurrent.kind == "selective":
             # Time steps, keys and queries follow from all channels (Dao & Gu 2024, section 8.1).
             small = run.recurrent.rank + 2.0 * run.recurrent.state_dim
             reductions, volume = reductions + 1.0, volume + 2.0 * tokens * small * bytes_per
         moved_s = n * (volume * tensor.byte_s + reductions * tensor.start_s) * (2.0 + again) * (tp > 1)
-        n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
-        n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
+        per_microbatch["tensor_beside"] += moved_s * stack.overlaps_tensor
+        per_microbatch["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
         if stack.regathers_inputs:
             # Of the input of each pair of products a device keeps its part, and gathers the rest once more
             # beside the gradient of that input (Korthikanti et al. 2022, section 4.2.2).
             half_s = n * (volume / 2.0 * tensor.byte_s + reductions * tensor.start_s) * (tp > 1)
-            n_terms["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
+            per_microbatch["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
         parts = (run.attention, run.cross_attention, run.recurrent, run.ffn)
         n_kernels = sum(part is not None for part in parts) / 2
-        n_terms["launches"] += n * stack.launched_share * (gaps_s * n_kernels) * passes
+        per_microbatch["launches"] += n * stack.launched_share * (gaps_s * n_kernels) * passes
 
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
     uneven = grid.items_per_stage(model) * pp / items
     ramp = (pp - 1) / grid.interleave * where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
     repeats = (count * uneven + ramp) / pp
-    terms = {name: values * repeats for name, values in n_terms.items()}
+    terms = {name: values * repeats for name, values in per_microbatch.items()}
     _add_head(terms, training, grid, count, stack, memory, products_s)
     _add_transfers(terms, training, grid, rates, stack, count)
     return table_of(terms, names_of(model), len(grid))

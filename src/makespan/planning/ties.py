@@ -47,13 +47,13 @@ class Joint:
         Parameters
         ----------
         calibrated
-            What measured steps taught.
+            Factors, refined by measured steps.
         parts_s
             Predicted terms of the layouts [s], (n_layouts, n_terms).
         measured_s
             Measured steps of the layouts [s], None where there is none.
         has_rows
-            True if the model is among the rows that taught.
+            True if the model is among those measured.
         """
         mean, covariance = np.log(parts_s.sum(axis=1)), calibrated.joint_covariance(parts_s, has_rows)
         for at, step_s in enumerate(measured_s):

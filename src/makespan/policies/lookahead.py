@@ -812,7 +812,7 @@ class Residents:
         ranking = self._rankings.get((count, gpu_type))
         if ranking is None:
             possible = [self._clearing(node, count, {}) for node in self._placements.nodes_of_type(gpu_type)]
-            ranking = sorted([it for it in possible if it is not None], key=_by_cost)
+            ranking = sorted([it for it in possible if it is not None], key=lambda clearing: clearing[:3])
             self._rankings[count, gpu_type] = ranking
         return ranking
 
@@ -831,10 +831,6 @@ class Residents:
                 n_stops += n_nodes
                 shortfall += minus_gpus
         return None if shortfall > 0 else (n_stops, free, node, victims)
-
-
-def _by_cost(clearing: _Clearing) -> tuple[int, int, int]:
-    return clearing[:3]
 
 
 # --- Policies ---

@@ -168,13 +168,10 @@ class OptionTable:
         """Return the options of a job, at least one."""
         known, held = self._of_job.get(job.index), job.allocation
         # The options of a job change with its generation, and once it has run its present configuration.
-        is_stale = known is None or known[0] != job.generation
-        if (
-            known is None
-            or is_stale
-            or not (known[1] or held is None or not job.has_observed(held.configuration))
-        ):
-            has_run = held is not None and job.has_observed(held.configuration)
+        if known is not None and known[0] == job.generation and known[1]:
+            return known[2]
+        has_run = held is not None and job.has_observed(held.configuration)
+        if known is None or known[:2] != (job.generation, has_run):
             known = self._of_job[job.index] = job.generation, has_run, self._of_kind(job)
         return known[2]
 
@@ -434,24 +431,24 @@ class Draft:
                 return True
         return False
 
-    def make_room(self, task: Task, how: "Morphling") -> bool:
+    def make_room(self, task: Task, rules: "Morphling") -> bool:
         """Start a job by shrinking the jobs with the lowest slopes; change nothing if that is not enough."""
-        takes_all = task.is_guaranteed or (task.is_starving and how.starving_takes)
-        ignores_gates = task.is_guaranteed or (task.is_starving and how.starving_passes_gates)
+        takes_all = task.is_guaranteed or (task.is_starving and rules.starving_takes)
+        ignores_gates = task.is_guaranteed or (task.is_starving and rules.starving_passes_gates)
         victims = [
             other
             for other, fit in self.slots.items()
             if fit[0].n_gpus > other.curve.least_gpus
             and (ignores_gates or other.yields)
-            and (how.old_yield or task.is_guaranteed or not other.is_starving)
+            and (rules.old_yield or task.is_guaranteed or not other.is_starving)
         ]
         # Free devices with all that victims could release; a larger step needs no trial.
         most = self.free.n_gpus
         most += sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
-        steps = task.curve.starts if how.forces_smaller else task.curve.starts[:1]
+        steps = task.curve.starts if rules.forces_smaller else task.curve.starts[:1]
         for step in steps:
             limit = inf if takes_all else step.slope
-            if step.n_gpus <= most and self._force(task, step, victims, limit, gives_back=how.gives_back):
+            if step.n_gpus <= most and self._force(task, step, victims, limit, gives_back=rules.gives_back):
                 return True
         return False
 

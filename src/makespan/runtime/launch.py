@@ -88,7 +88,7 @@ _GROWTH = 1.5  # of a process, by which its heap may have lost places for tensor
 def keep_freed(*, keeps: bool = True) -> None:
     """Make the heap of this process keep freed memory, or return large blocks to the system at once.
 
-    To write into new memory takes longer than to add up gradients that are there. Up to 1 GiB is kept, and no
+    Writing into new memory takes longer than adding up gradients that are there. Up to 1 GiB is kept, and no
     block of more than 32 MiB. Has an effect with the GNU C library only.
     """
     with suppress(AttributeError):
@@ -98,10 +98,10 @@ def keep_freed(*, keeps: bool = True) -> None:
 
 
 class KeptHeap:
-    """Heap of this process, which keeps freed memory and returns it if that has become more than is used.
+    """Heap of this process, which keeps freed memory and returns it once it exceeds what is used.
 
-    A tensor does not always get the place where one of its size was freed: a small object that lives on may
-    have taken a part of it. Such places are of no use any more, and a long run may collect many. Has an
+    A tensor does not always get the place where one of its size was freed: a small object that outlives it
+    may have taken a part of it. Such gaps cannot be used again, and a long run may collect many. Has an
     effect with the GNU C library only.
     """
 
@@ -380,8 +380,9 @@ _LOG_LINES = 5
 _PYTHON = (sys.executable,)
 _GPU_PROBE = "makespan.runtime.gpu_probe"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
-_PROCESS_VARIABLES = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
-                   "MAKESPAN_CPUS")  # fmt: skip
+_PROCESS_VARIABLES = (
+    "MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT", "MAKESPAN_CPUS",
+)  # fmt: skip
 _Processes = Sequence[Process]
 OnLoss = Literal["end", "tell"]
 _NO_LIMIT_S = 20 * 24 * 3600.0
@@ -739,11 +740,11 @@ def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
 
 
 def _with_huge_pages(tunables: str) -> dict[str, str]:
-    """Return the tunables of a user with huge pages for the heap, unless they say something about these.
+    """Return the user's tunables with huge pages for the heap, unless they already set these.
 
-    New memory then takes a page fault for each 2 MiB and not for each 4 KiB. Torch can ask for huge pages,
-    too (``THP_MEM_ALLOC_ENABLE``), but begins large tensors at a page. Small objects then take the gaps
-    before them, a tensor of the same size no longer fits where one was freed, and the heap grows.
+    New memory then takes one page fault per 2 MiB instead of one per 4 KiB. Torch can ask for huge pages too
+    (``THP_MEM_ALLOC_ENABLE``), but aligns large tensors to a page. Small objects then fill the gaps before
+    them, a tensor of the same size no longer fits where one was freed, and the heap grows.
     """
     asked = "" if _HUGE_PAGES in tunables else f"{_HUGE_PAGES}=1"
     return {TUNABLES: ":".join(filter(None, (tunables, asked)))}
@@ -799,9 +800,8 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
                     raise WorkerError(f"all processes are lost; the first: {next(iter(lost.values()))}")
                 return lost
             now = time.monotonic()
-            if (
-                now - looked > _PAUSE_S
-            ):  # this process was paused: restart all limits except the time limit of the run
+            if now - looked > _PAUSE_S:
+                # This process was paused: restart all limits except the time limit of the run.
                 beat_time, ready_time = now, None if ready_time is None else now
                 signs.forgive(now)
             looked = now
@@ -929,4 +929,6 @@ def _end(processes: _Processes, interrupts: int) -> None:
             process.wait(_TERMINATE_S if interrupts else 0)
         process.kill()
     for process in running:
-        process.wait(_TERMINATE_S)
+        # A process in an uninterruptible call ends after it; the error of the run must not be lost over that.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_S)

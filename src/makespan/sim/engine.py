@@ -331,13 +331,13 @@ class Adviser:
         except (Exception, SystemExit, DecisionTimeout) as error:
             line = failed_at(error.__traceback__, _file(self.policy))
             at = "" if view is None else f" at {view.time_s} s"
-            what = f"{getattr(function, '__name__', 'the call')} raised {type(error).__name__}: {error}"
+            problem = f"{getattr(function, '__name__', 'the call')} raised {type(error).__name__}: {error}"
             if isinstance(error, DecisionTimeout):
-                what = (
+                problem = (
                     f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; expected "
                     "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
                 )
-            raise PolicyError(f"{policy_label(self.policy, line)}{at}: {what}") from error
+            raise PolicyError(f"{policy_label(self.policy, line)}{at}: {problem}") from error
 
 
 def checked_changes(
@@ -352,8 +352,9 @@ def checked_changes(
         if job is None:
             raise _error(view, policy, job_id, "is neither pending nor running; expected a job of the view")
         if new is not None:
-            fields = (getattr(new, name, None) for name in ("configuration", "nodes", "is_guest"))
-            configuration, nodes, is_guest = fields
+            configuration, nodes, is_guest = (
+                getattr(new, name, None) for name in ("configuration", "nodes", "is_guest")
+            )
             is_whole = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
             is_typed = is_whole and isinstance(configuration, Configuration) and isinstance(is_guest, bool)
             if not (isinstance(new, Allocation) and is_typed):
@@ -470,9 +471,8 @@ def _check_memory(
 # speeds of guests depend on its decision.
 _NODE, _COMPLETION, _ARRIVAL, _ASK, _SPEED = range(5)
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
-_MAX_CHANGES = (
-    10_000  # decisions that change something, but let no job make progress, before it counts as stuck
-)
+# Decisions that change something, but let no job make progress, before a policy counts as stuck.
+_MAX_CHANGES = 10_000
 _ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this instant counts as written
 _NAN = float("nan")
 
@@ -481,10 +481,10 @@ class Engine:
     """Run a trace under a policy in simulated time.
 
     The engine of live runs overrides how the ends of restarts and jobs become known (`schedule_ends`), how
-    time advances (`run`), and what a lost node costs (`jobs_on`, `lost_from_memory`, `loss_of`,
-    `given_up`). ``rows`` are
-    those of the events table so far, plain tuples in the order of the fields of `Event`; ``finished`` has the
-    finished jobs with their times [s]; ``losses`` are the rows of the table `LOSSES`.
+    time advances (`run`), and what a lost node costs (`jobs_on`, `lost_from_memory`, `loss_of`, `given_up`).
+
+    ``rows`` are those of the events table so far, plain tuples in the order of the fields of `Event`;
+    ``finished`` has the finished jobs with their times [s]; ``losses`` are the rows of the table `LOSSES`.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
@@ -737,9 +737,9 @@ class Engine:
         self.request_decision()
 
     def _regroup(self, job: JobView, recovery: Recovery) -> None:
-        """Let a resilient job go on with the devices that it has left, if a configuration fits there.
+        """Resume a resilient job on the devices that it has left, if a configuration fits there.
 
-        A guest does not: the devices that are left are those of others.
+        A guest does not resume: the devices that are left are those of others.
         """
         before, left = job._last, self._interruptions.devices_left(job)
         if before is None or before.is_guest or not left:
@@ -951,7 +951,7 @@ class Engine:
     def record(self, kind: EventKind, job: JobView, reason: str, steps_left: float | None = None) -> None:
         """Append a row about a job to the events table, and notify the observers.
 
-        ``steps_left`` is given where the job goes on at the same speed.
+        ``steps_left`` is given where the job continues at the same speed.
         """
         held, rows = job.allocation, self.rows
         steps_left = job._steps_left if steps_left is None else steps_left
@@ -1012,11 +1012,11 @@ def _placed(item: Configuration, shares: Sequence[tuple[int, str, int]]) -> Allo
     """Return a configuration on nodes of shares (devices, their type, node), or None if it does not fit."""
     unused, nodes = sorted(shares, key=lambda share: (-share[0], share[2])), list[int]()
     for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):  # largest first
-        found = next((one for one in unused if one[0] >= count and gpu_type in ("", one[1])), None)
-        if found is None:
+        fits = (share for share in unused if share[0] >= count and gpu_type in ("", share[1]))
+        if (first := next(fits, None)) is None:
             return None
-        unused.remove(found)
-        nodes.append(found[2])
+        unused.remove(first)
+        nodes.append(first[2])
     return item.on(nodes)
 
 
@@ -1047,7 +1047,7 @@ class Schedule(Displayed):
         Share of starts and changes to a configuration whose time the job knew before, see
         `JobView.is_time_known` [1].
     losses
-        What interrupted jobs lost, a table of schema `LOSSES`.
+        Losses of interrupted jobs, a table of schema `LOSSES`.
     """
 
     events: pd.DataFrame
@@ -1096,7 +1096,7 @@ class Schedule(Displayed):
         return ended
 
     def display(self) -> Display:
-        """Return what became of the jobs."""
+        """Return a row per job: submission, first start, end and restarts."""
         names = ["job_id", "submit_time_s", "first_start_s", "finish_time_s", "n_restarts"]
         rows = self.outcomes.reindex(columns=names).to_dict("records")
         title = f"schedule of {len(self.outcomes)} jobs in {len(self.events)} events"

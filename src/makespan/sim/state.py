@@ -76,7 +76,7 @@ class EventKind(StrEnum):
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = "interrupted"  # a job was evicted because one of its nodes failed or lost devices
-    REGROUPED = "regrouped"  # a resilient job went on with the devices that are left; its pause begins
+    REGROUPED = "regrouped"  # a resilient job resumes on the devices that are left; its pause begins
     ROLLED_BACK = "rolled_back"  # an interrupted job got no devices in time and returned to its checkpoint
     FINISHED = "finished"  # a job ran its last step
     NODE_FAILED = "node_failed"  # a node failed
@@ -92,7 +92,7 @@ class Event(NamedTuple):
     Attributes
     ----------
     time_s
-        When [s].
+        Time of the event [s].
     seq
         Running number, makes the order total.
     kind
@@ -107,7 +107,7 @@ class Event(NamedTuple):
     plan, family, cpu_threads, iter_time_s
         Configuration after the event; empty, 0 and NaN if nothing is held.
     reason
-        Why it happened.
+        Cause of the event.
     steps_left
         Steps still to run; NaN for node events.
     shared_nodes
@@ -158,7 +158,7 @@ class NodeEvent:
     Parameters
     ----------
     time_s, notice_s
-        When it happens or is announced, and time from there to a change of capacity [s].
+        Time at which it happens or is announced, and time from there to a change of capacity [s].
     n_gpus
         Devices withdrawn or returned; None for all that the node has or lacks.
 
@@ -700,8 +700,8 @@ class Nodes:
                 return f"node {node} is down"
             n_free = self.unshared(node) if is_guest else self.free_gpus[node]
             if n_free < count:
-                what = "unshared" if is_guest else "free"
-                return f"node {node} has {n_free} {what} GPU(s), {count} are needed"
+                kind = "unshared" if is_guest else "free"
+                return f"node {node} has {n_free} {kind} GPU(s), {count} are needed"
             cpus = count * configuration.cpu_threads
             if self.free_cpus[node] < cpus and not is_guest:
                 return f"node {node} has {self.free_cpus[node]} free CPU thread(s), {cpus} are needed"
