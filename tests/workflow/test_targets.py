@@ -240,19 +240,10 @@ def test_a_model_and_machines_of_a_study_are_inputs(project):
     (project.root / "mine").mkdir()
     for name in ("machines.toml", "mine/config.json"):
         (project.root / name).touch()
-    (project.root / "own.yaml").write_text(
-        "morphling: {simulation: {today: {machines: machines.toml, models: [{workload: llama7, model: mine}]}}}\n"
-    )
-    done = project.snakemake(
-        *(
-            "-n",
-            "results/emulated/morphling/today.csv",
-            "--configfile",
-            "config/test/morphling.yaml",
-            "own.yaml",
-        ),
-        small=False,
-    )
+    today = "{machines: machines.toml, models: [{workload: llama7, model: mine}]}"
+    (project.root / "own.yaml").write_text(f"morphling: {{simulation: {{today: {today}}}}}\n")
+    files = ["--configfile", "config/test/morphling.yaml", "own.yaml"]
+    done = project.snakemake("-n", "results/emulated/morphling/today.csv", *files, small=False)
     assert "machines.toml, mine/config.json" in done.stdout
 
 
