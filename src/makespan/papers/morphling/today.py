@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import pandas as pd
+from pydantic import model_validator
 
 from makespan.errors import InputError
 from makespan.papers.experiment import Experiment, Figure, Given
@@ -95,6 +96,12 @@ class Today(Experiment):
         "seeds of the job lists, the first of those of the testbed", (201, 202, 203, 204, 205), min_length=1
     )
     policies: tuple[PolicyName, ...] = _of_today("policies that are compared", COMPARED, min_length=1)
+
+    @model_validator(mode="after")
+    def _workloads_differ(self) -> "Today":
+        if len({one.workload for one in self.models}) != len(self.models):
+            raise ValueError("models in place of different workloads")
+        return self
 
     def timed_workloads(self, source: str, profiled: Sequence[str]) -> Sequence[str]:
         """Return the workloads of the job lists."""
