@@ -75,7 +75,7 @@ class Gap(Experiment):
         Figure(
             "gap_curves",
             "Decay of the learning rate",
-            "Mean loss of every epoch on one, two and four devices, source "
+            "Mean loss of every epoch on each number of devices, source "
             "{source}, one run per line. At the grey line the learning rate is "
             "multiplied by gamma. Where training does not depend on devices, the "
             "lines of one gamma coincide.",

@@ -56,8 +56,8 @@ class Today(Experiment):
         Figure(
             "today",
             "Models of today",
-            "Average completion time and makespan of every policy on 64 H100 with models of today, whose "
-            "steps are predicted, beside those on the testbed of 64 A800, on {source} iteration times: "
+            "Average completion time and makespan of every policy on a cluster of today with models of "
+            "today, whose steps are predicted, beside those on the testbed, on {source} iteration times: "
             "geometric means of {job lists: values today.seed} and of {job lists: largest "
             "lists_summary.lists}, with 95 % intervals as lines with caps. Lists have the same arrivals, "
             "GPUs and durations.",
