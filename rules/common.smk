@@ -1,5 +1,6 @@
 # What all rules share: the checked configuration, wildcards, what is built of each paper for each source.
 
+import json
 import os
 import re
 import sys
@@ -65,6 +66,18 @@ def throughput_tables(source, workloads=None):
     if workloads is None:
         workloads = SETTINGS.throughput.measured.profile.workloads if source == PROFILED else WORKLOADS
     return [f"results/{source}/throughput/{workload}.csv" for workload in workloads]
+
+
+def named_files(options):
+    """Return the files that options name, at any depth; a .toml that is missing stops the run."""
+    if isinstance(options, dict | list):
+        values = options.values() if isinstance(options, dict) else options
+        return sorted({path for value in values for path in named_files(value)})
+    if not isinstance(options, str):
+        return []
+    # A folder of the name is that of a model, whose file has this name.
+    paths = [options, os.path.join(options, "config.json")]
+    return [path for path in paths if os.path.isfile(path)] or [options] * options.endswith(".toml")
 
 
 def times_of(source):

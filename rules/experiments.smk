@@ -16,6 +16,7 @@ def experiment_inputs(paper, experiment, source):
     files = {"times": throughput_tables(source, timed_workloads(experiment, source))}
     files |= {f"published_{name}": f"config/published/{paper}_{name}.csv" for name in experiment.cells}
     files |= {name: f"results/{source}/{paper}/{name}.csv" for name in experiment.reads}
+    files |= {"options": named_files(json.loads(experiment.to_json()))}
     if source == PROFILED and experiment.is_timed:
         records = expand(rules.profile_collect.output.record, workload=PROFILE.workloads)
         files |= {"records": records, "environment": ENVIRONMENT_FILE}

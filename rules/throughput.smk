@@ -2,6 +2,8 @@
 
 
 rule emulate_throughput:
+    input:
+        constants=named_files(SETTINGS.throughput.emulated.model_dump()),
     output:
         tables=ensure(throughput_tables("emulated"), non_empty=True),
     log:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticUndefined
 
 from makespan.errors import MakespanError
@@ -12,10 +12,18 @@ from makespan.errors import MakespanError
 class Block(BaseModel):
     """A group of options with their defaults: immutable, and closed to unknown keys.
 
-    A configuration only holds what differs from the defaults. Entries of a list have required options.
+    A configuration only holds what differs from the defaults. Entries of a list have required options, and
+    none occurs twice: a seed or policy that is run again would count as another one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _each_once(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and len(set(map(repr, value))) != len(value):
+            raise ValueError("each entry once")
+        return value
 
 
 Count = Annotated[int, Field(ge=1)]
@@ -72,16 +80,5 @@ def parsed_by(read: Callable[[str], str], accepted: str) -> AfterValidator:
             return read(text)
         except MakespanError as error:
             raise ValueError(f"{accepted} ({error})") from None
-
-    return AfterValidator(check)
-
-
-def unique(accepted: str) -> AfterValidator:
-    """Accept lists without repeats; ``accepted`` says what is accepted, for example "each form once"."""
-
-    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) != len(values):
-            raise ValueError(accepted)
-        return values
 
     return AfterValidator(check)

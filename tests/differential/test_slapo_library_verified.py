@@ -88,5 +88,5 @@ def test_options_of_the_table_are_checked_with_the_configuration():
     given = {**SMALL, "families": ("gpt",), "processes": (1,), "schedules": SCHEDULES}
     with pytest.raises(ValueError, match=r"left_out\.gpt: 'stages'; expected tensor"):
         Verification.model_validate(given | {"left_out": {"gpt": ["stages"]}})
-    with pytest.raises(ValueError, match="each number once"):
+    with pytest.raises(ValueError, match="each entry once"):
         Verification.model_validate(given | {"processes": (2, 2)})

@@ -221,6 +221,65 @@ def test_a_target_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     assert "file" in result.output and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("jobs --workload own.csv --output ./own.csv", "own.csv"),
+        ("compare --workload own.csv --policies fifo --output own.csv", "own.csv"),
+        ("simulate --workload out/events.csv --policy fifo --output out", "out/events.csv"),
+        ("live --failures out/live.csv --output out", "out/live.csv"),
+        ("validate llama3-8b 64xh100-80 --measured steps.csv --output steps.csv", "steps.csv"),
+        ("emulate llama3-8b 64xh100-80 --measured out/llama3-8b.csv --output out", "out/llama3-8b.csv"),
+        ("validate measured --output measured/vit.csv", "measured/vit.csv"),
+        ("emulate --workload bert --workload vit --output measured", "measured/vit.csv"),
+        ("emulate --workload vit --layout trace --output published", "published/vit/placements.csv"),
+        ("validate-public rows --output rows/one.csv", "rows/one.csv"),
+        ("validate-public rows/one.csv --predictions rows/one.csv", "rows/one.csv"),
+        ("validate-public rows --output new.csv --predictions new.csv", "rows/one.csv"),
+        ("oobleck plan --latencies layers.json --nodes 1:3 --output layers.json", "layers.json"),
+    ],
+)
+def test_a_result_replaces_no_input(
+    command: str, kept: str, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = "n_gpus,layout,step_s\n64,tp4 pp2 mb1,5.5\n"
+    content = {
+        "measured/vit.csv": (measured / "vit.csv").read_text(encoding="utf-8"),
+        "out/live.csv": "time_s,node_id,kind\n1,0,failed\n",
+        "out/llama3-8b.csv": steps,
+        "steps.csv": steps,
+    }
+    jobs = run("jobs").stdout
+    before = content.get(kept, jobs)
+    Path(kept).parent.mkdir(exist_ok=True, parents=True)
+    Path(kept).write_text(before, encoding="utf-8")
+    result = run(*command.split())
+    assert result.exit_code == 2, result.output
+    assert "would replace" in result.output
+    assert Path(kept).read_text(encoding="utf-8") == before
+    assert [path for path in Path().rglob("*") if path.is_file()] == [Path(kept)]
+
+
+def test_emulated_tables_are_written_again(tmp_path: Path) -> None:
+    for layout, name in (("table", "bert.csv"), ("trace", "bert/placements.csv")):
+        asked = (
+            "emulate",
+            "--workload",
+            "bert",
+            "--plans",
+            "ga",
+            "--layout",
+            layout,
+            "--output",
+            str(tmp_path),
+        )
+        run(*asked)
+        first = (tmp_path / name).read_bytes()
+        assert run(*asked, "--noise", "1").exit_code == 0
+        assert (tmp_path / name).read_bytes() != first
+
+
 ABSURD = ("nan", "inf", "-inf", "-1", "0", "1e400", str(10**12), "9" * 5000, "text", "", "1e9999", "0x10")
 
 

@@ -32,7 +32,7 @@ from makespan.emulator.validation import (
     leave_out,
     public_constants,
 )
-from makespan.errors import FitError, InputError, MissingDataError, UnknownNameError
+from makespan.errors import FitError, InputError, MissingDataError, TraceError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.workloads import model_keys, workload
 
@@ -114,6 +114,17 @@ def test_nothing_to_fit_is_an_error(exact: Observations) -> None:
         calibrate(replace(exact, iter_time_s=np.full(len(exact), np.nan)))
     with pytest.raises(InputError, match="no feasible row"):
         observe({}, WHERE)
+
+
+@pytest.mark.parametrize(("factor", "ratio"), [(1e3, "1.5e+03"), (1e-3, "0.0015")])
+def test_times_in_another_unit_are_refused(factor: float, ratio: str) -> None:
+    frames = tables(("vit", "llama7"))
+    frames["llama7"]["iter_time_s"] *= factor
+    with pytest.raises(TraceError, match="trace of llama7: the median of iter_time_s is") as caught:
+        observe(frames, WHERE)
+    assert f"{ratio} times that of the public constants; expected 1/100 to 100 times, and seconds" in str(
+        caught.value
+    )
 
 
 def test_protocols_hold_out_what_they_say(noisy: Observations) -> None:

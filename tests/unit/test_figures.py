@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from toy_cluster import toy_tables
 
-from makespan.config import load_settings
+from makespan.config import check_settings, load_settings
 from makespan.errors import ConfigError
 from makespan.papers import PAPERS, Figure, paper_named
 from makespan.papers.experiment import with_counts
@@ -33,6 +33,26 @@ def test_every_entry_names_a_function_that_takes_its_options_and_a_caption_that_
         }
         caption = with_counts(figure.captioned("emulated", "emulated", settings), empty)
         assert not set("{}") & set(caption)
+
+
+@pytest.mark.parametrize(
+    ("paper", "name", "changes", "told"),
+    [
+        ("morphling", "fig8", {"fig8": {"gpus": 6}}, "share 6 GPUs"),
+        ("oobleck", "guarantee", {"planning": {"studies": {"most_nodes": 48}}}, "n0 to 48 nodes"),
+        (
+            "oobleck",
+            "bursts",
+            {"losses": {"bursts": {"rack_size": 2}}},
+            "in racks of 2 nodes, with pipelines",
+        ),
+        ("oobleck", "predictions", {"execution": {"predictions": {"most_nodes": 2}}}, "on up to 2 nodes"),
+    ],
+)
+def test_a_caption_follows_the_configuration(paper, name, changes, told):
+    figure = paper_named(paper).figures()[name]
+    settings = check_settings({paper: changes})
+    assert told in figure.captioned("emulated", "emulated", settings)
 
 
 def test_a_figure_is_drawn_by_the_function_of_its_name_unless_it_says_otherwise():

@@ -204,6 +204,13 @@ def test_a_prediction_is_a_positive_time() -> None:
         PREDICTIONS.validate(frame, "here")
 
 
+def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(",".join([*REQUESTS.names, " status"]) + "\na,0,1,8,10,v,ok,failed\n")
+    with pytest.raises(TraceError, match="column\\(s\\) status occur twice; expected each name once"):
+        read_csv(path, REQUESTS)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

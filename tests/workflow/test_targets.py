@@ -211,6 +211,42 @@ def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
     assert record["iteration_times"] == "emulated, given as measured"
 
 
+def test_a_file_that_an_option_names_is_an_input(project):
+    constants = project.root / "constants.toml"
+    shutil.copy(project.root / "src/makespan/emulator/presets/L1.toml", constants)
+    (project.root / "own.yaml").write_text("throughput: {emulated: {calibration: constants.toml}}\n")
+    asked = [
+        "results/emulated/throughput/llama7.csv",
+        "--configfile",
+        "config/test/morphling.yaml",
+        "own.yaml",
+    ]
+    project.built(*asked, small=False)
+    table = (project.root / asked[0]).read_text()
+    assert project.planned(*asked, small=False) == {}
+
+    constants.write_text(re.sub("(?m)^t_const = .*", "t_const = 5.0", constants.read_text()))
+    project.built(*asked, small=False)
+    assert (project.root / asked[0]).read_text() != table
+
+    constants.unlink()
+    done = project.snakemake("--cores", "1", *asked, small=False)
+    assert done.returncode == 1
+    assert "Missing input files" in done.stdout
+    assert "constants.toml" in done.stdout
+
+
+def test_a_model_and_machines_of_a_study_are_inputs(project):
+    (project.root / "mine").mkdir()
+    for name in ("machines.toml", "mine/config.json"):
+        (project.root / name).touch()
+    today = "{machines: machines.toml, models: [{workload: llama7, model: mine}]}"
+    (project.root / "own.yaml").write_text(f"morphling: {{simulation: {{today: {today}}}}}\n")
+    files = ["--configfile", "config/test/morphling.yaml", "own.yaml"]
+    done = project.snakemake("-n", "results/emulated/morphling/today.csv", *files, small=False)
+    assert "machines.toml, mine/config.json" in done.stdout
+
+
 def test_without_own_measurements_small_workloads_are_profiled(project):
     planned = project.planned("measured")
     once = ("profile_environment", "morphling_fit_models_measured", "morphling_fig7")

@@ -16,6 +16,7 @@ from makespan.cli.options import (
     TRACE_CPU_THREADS,
     WORKLOAD_NAMES,
     calibration_option,
+    check_no_input,
     check_target,
     cluster_option,
     form_options,
@@ -59,12 +60,12 @@ from makespan.emulator import (
     validate,
     write_trace,
 )
-from makespan.errors import InputError, MissingDataError
+from makespan.errors import InputError, MakespanError, MissingDataError
 from makespan.files import is_stream, write_text
 from makespan.hardware import ClusterSpec, cluster
 from makespan.planning import parse_layout
 from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_exec_plan
-from makespan.tables import THROUGHPUT, shown_source, write_csv
+from makespan.tables import THROUGHPUT, read_csv, shown_source, write_csv
 from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource, shipped_register
 from makespan.units import format_bytes, format_seconds
 from makespan.workloads import Workload, model_keys, workload, workload_keys
@@ -152,7 +153,7 @@ def emulate_command(
     if model is not None:
         if machines is None:
             raise InputError(f"MODEL {model!r} has no CLUSTER; expected both, or --workload for the emulator")
-        own = write_layouts(own_pricer(model, machines, **run), output)
+        own = write_layouts(own_pricer(model, machines, **run), output, run["measured"])
         if form is None:
             which = "fit" if run["measured"] is None else "fit or ran"
             say(f"{own['path']}: {own['n_rows']} layouts that {which}, predicted")
@@ -162,6 +163,8 @@ def emulate_command(
     where, constants = cluster(cluster_name), load_calibration(calibration)
     chosen = workload_keys() if _ALL in names else names
     specs = [workload(name) for name in dict.fromkeys(chosen)]
+    for spec in specs:
+        _check_replaced(output / (f"{spec.key}.csv" if layout == "table" else f"{spec.key}/placements.csv"))
     selected = [(spec, _select(spec, where, plans, placements, cpu_threads)) for spec in specs]
     written: list[dict[str, object]] = []
     for spec, points in selected:
@@ -177,6 +180,21 @@ def emulate_command(
             say(f"{path}: {len(points)} rows, {EMULATED_NOTE}")
     if form is not None:
         say_rows(written, form)
+
+
+def _check_replaced(path: Path) -> None:
+    """Reject a table to write in place of one that was not emulated, such as measurements."""
+    if not path.exists() or path.with_suffix(".meta.json").exists():  # the latter beside emulated traces
+        return
+    try:
+        is_emulated = set(read_csv(path, THROUGHPUT)["provenance"]) <= {"emulated"}
+    except MakespanError:
+        is_emulated = False
+    if not is_emulated:
+        raise InputError(
+            f"--output: would replace {path}, which was not emulated; expected another directory, or remove "
+            "the file"
+        )
 
 
 def _select(
@@ -437,6 +455,9 @@ def validate_command(
             )
         say_validated(own_pricer(str(traces), machines, **run), run["measured"], output, form)
         return
+    if output is not None:
+        tables: dict[str | Path, str] = {traces / f"{key}.csv": str(traces) for key in workload_keys()}
+        check_no_input(output, "--output", tables)
     beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     data, shown = _observations(traces, cluster(cluster_name))
     countdown = Countdown("groups of fits")

@@ -22,7 +22,8 @@ _HEAD = """# Command line
 Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
 error stream, exit status 2, and leaves no file behind. Exit status 1 means that the work was done and
 the answer is no: a schedule is impossible, a bound is missed. A command that Ctrl-C interrupts ends with
-status 130. What solvers and other native libraries print goes to the error stream.
+status 130. No result replaces a file that its command reads. What solvers and other native libraries print
+goes to the error stream.
 
 Two options mean the same everywhere. `--json` prints the result as JSON, alone on the standard output.
 `--quiet` shows no progress; reports on the input, warnings and errors remain on the error stream. Long

@@ -402,7 +402,8 @@ def live_command(
     form: str | None,
 ) -> None:
     """Predict how the jobs of a workload run under a policy, train them, and compare."""
-    check_target(output, is_directory=True)
+    names = ("live.csv", "live_jobs.csv", "live_prediction.json", "live_losses.csv")
+    check_target(output, is_directory=True, names=names)
     more: dict[str, float | None] = {"--repair-seconds": repair_s, "--failure-seed": failure_seed}
     check_failure_options(failures, ("--failures-per-hour", per_hour), more)
     generated = None

@@ -455,8 +455,13 @@ _SIMULATION = (
 )
 
 
-def check_target(path: Path | None, *, is_directory: bool, option: str = "--output") -> None:
-    """Check that an option's file or directory can be written, before the work begins."""
+def check_target(
+    path: Path | None, *, is_directory: bool, option: str = "--output", names: Iterable[str] = ()
+) -> None:
+    """Check that an option's file or directory can be written and replaces no input, before the work begins.
+
+    ``names`` are those of the files that are written to a directory.
+    """
     if path is None:
         return
     if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
@@ -471,6 +476,35 @@ def check_target(path: Path | None, *, is_directory: bool, option: str = "--outp
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"{option} {path}: {parent} is no directory that can be written to")
+    for file in (path / name for name in names) if is_directory else (path,):
+        check_no_input(file, option, _other_files(option))
+
+
+def check_no_input(path: Path, option: str, files: Mapping[str | Path, str]) -> None:
+    """Reject a file to write that is one of those that a command reads or writes already.
+
+    ``files`` says of each what names it, such as an option.
+    """
+    for other, named_by in files.items():
+        if os.path.realpath(other) == os.path.realpath(path):
+            raise InputError(f"{option}: would replace {path}, which {named_by} names; expected another")
+
+
+def _other_files(option: str) -> dict[str | Path, str]:
+    """Return what the other options and arguments of the running command were given, and what named it."""
+    ctx = click.get_current_context()
+    found: dict[str | Path, str] = {}
+    for parameter in ctx.command.params:
+        name, value = str(parameter.name), ctx.params.get(str(parameter.name))
+        is_given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if option in parameter.opts or not is_given:
+            continue
+        is_argument = isinstance(parameter, click.Argument)
+        shown = parameter.make_metavar(ctx).strip("[].") if is_argument else parameter.opts[0]
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, str | Path) and not is_stream(one):
+                found[one] = shown
+    return found
 
 
 def check_default(path: Path, default: Path, advice: str) -> None:

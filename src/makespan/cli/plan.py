@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from makespan.cli.options import (
+    check_no_input,
     check_target,
     form_options,
     json_option,
@@ -312,10 +313,12 @@ def is_own_run(model: str, cluster: str) -> bool:
     return not is_workload and (model in model_names() or Path(model).exists())
 
 
-def write_layouts(pricer: Pricer, folder: Path) -> dict[str, object]:
+def write_layouts(pricer: Pricer, folder: Path, measured: Path | None) -> dict[str, object]:
     """Write the predicted steps of all layouts that fit to a folder; return model, path and row count."""
     name = re.sub(r"[^\w.-]+", "-", pricer.training.model.name)
-    table, path = feasible_table(pricer), folder / f"{name}.csv"
+    path = folder / f"{name}.csv"
+    check_no_input(path, "--output", {} if measured is None else {measured: "--measured"})
+    table = feasible_table(pricer)
     write_csv(table, path)
     return {"workload": name, "path": str(path), "n_rows": len(table)}
 
@@ -615,8 +618,10 @@ def validate_public_command(
         files = find_tables(published)
     if repeated := next((file for file in files if files.count(file) > 1), None):
         raise InputError(f"{repeated}: is given twice; expected each table once")
-    check_target(output, is_directory=False)
-    check_target(predicted, is_directory=False, option="--predictions")
+    for path, option in ((output, "--output"), (predicted, "--predictions")):
+        check_target(path, is_directory=False, option=option)
+        if path is not None:
+            check_no_input(path, option, dict.fromkeys(files, "TABLES"))
     rows, refused = read_rows(files)
     for line in differences(files):
         say(line, err=True)

@@ -237,7 +237,7 @@ def simulate_command(
     from makespan.tables import EVENTS, LOSSES, OUTCOMES, write_csv
 
     by = policy(policy_name).title
-    check_target(output, is_directory=True)
+    check_target(output, is_directory=True, names=("events.csv", "outcomes.csv", "losses.csv"))
     scenario = assembled(decision_limit_s, request)
     title = f"{by} on {scenario.title}"
     say(scenario.report, err=True)

@@ -25,9 +25,11 @@ throughput:
 $ snakemake --cores all --configfile mine.yaml
 ```
 
-Later files win; groups are merged, lists are replaced. Everything is checked before any job starts: an
-unknown key or a value that is not accepted stops the run with one line that names the key, what was found
-and what is accepted. `makespan config --schema` prints a JSON schema for editors. The merged result is
+Targets come before `--configfile`, which takes every name that follows it for a file. Later files win;
+groups are merged, lists are replaced, and no list has an entry twice. A changed file that an option names,
+such as constants, changes what rests on it. Options are checked before any job starts: an unknown key or
+a value that is not accepted stops the run with one line that names the key, what was found and what is
+accepted. `makespan config --schema` prints a JSON schema for editors. The merged result is
 written to `results/<source>/provenance.json`. Snakemake reads files before this project does, and answers one
 that is not UTF-8 with a traceback; `makespan config mine.yaml` says in one line what is wrong. A small run of
 every experiment is described by `config/test/morphling.yaml`.

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError, create_model, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, create_model, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from makespan import __version__
@@ -23,7 +23,7 @@ from makespan.papers import PAPERS, paper_named
 from makespan.papers.experiment import Paper
 from makespan.plans import Placement
 from makespan.policies import policy_names
-from makespan.settings import Block, Count, one_of, option, parsed_by, unique
+from makespan.settings import Block, Count, one_of, option, parsed_by
 from makespan.sim import RecoveryKind
 from makespan.workloads import small_workload_keys
 
@@ -277,7 +277,7 @@ class Measured(Block):
 class Throughput(Block):
     """Sources of iteration times."""
 
-    sources: Annotated[tuple[SourceName, ...], unique("each source once")] = option(
+    sources: tuple[SourceName, ...] = option(
         "sources that the target all builds",
         ("emulated", "measured"),
         source="a choice",
@@ -302,7 +302,7 @@ FormName = Literal["published", "extended"]
 class PerformanceModel(Block):
     """Fit of iteration times."""
 
-    forms: Annotated[tuple[FormName, ...], unique("each form once")] = option(
+    forms: tuple[FormName, ...] = option(
         "forms that are fitted and compared",
         ("published", "extended"),
         source="docs/background/performance-model.md",
@@ -331,14 +331,12 @@ def shipped_live_workloads() -> list[str]:
 class LiveRuns(Block):
     """Live runs of several policies, each on jobs drawn with several seeds, beside their predictions."""
 
-    policies: Annotated[tuple[Annotated[str, one_of(policy_names)], ...], unique("each policy once")] = (
-        option(
-            "names of the policies",
-            ("morphling-lookahead", "morphling-work"),
-            source="a choice",
-            changes="live",
-            min_length=1,
-        )
+    policies: tuple[Annotated[str, one_of(policy_names)], ...] = option(
+        "names of the policies",
+        ("morphling-lookahead", "morphling-work"),
+        source="a choice",
+        changes="live",
+        min_length=1,
     )
     workload: Annotated[str, one_of(shipped_live_workloads)] = option(
         "name of the live workload", "live-small", source="docs/guides/schedule-live.md", changes="live"
@@ -355,7 +353,7 @@ class LiveRuns(Block):
         "what a job does that loses a node or a process: restart from its checkpoint, or resume from memory",
         "restart", source="a choice", changes="live",
     )  # fmt: skip
-    seeds: Annotated[tuple[int, ...], unique("each seed once")] = option(
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = option(
         "with which the jobs are drawn, one run each", (21, 22, 23, 24, 25),
         source="fixed before the first run", changes="live", min_length=1,
     )  # fmt: skip

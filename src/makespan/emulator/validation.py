@@ -20,7 +20,7 @@ from makespan.arguments import typed
 from makespan.emulator.constants import CONSTANTS, CalibrationSet, prior_theta, theta_array, theta_mapping
 from makespan.emulator.model import FEATURE_NAMES, Features, feature_table, phases, predict, predict_terms
 from makespan.emulator.points import Point, points_from_frame
-from makespan.errors import FitError, InputError, unknown_name
+from makespan.errors import FitError, InputError, TraceError, unknown_name
 from makespan.files import read_preset
 from makespan.hardware import ClusterSpec
 from makespan.least_squares import forward_differences, least_squares
@@ -42,6 +42,7 @@ _CLASS_OF_FAMILY = {
     PlanFamily.TP_PP: "3d",
     PlanFamily.DP_TP_PP: "3d",
 }
+_MOST_APART = 100  # factor between measured times and those of public constants, which err by 36 %
 _Text = NDArray[np.str_]
 
 
@@ -92,7 +93,7 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
     Raises
     ------
     InputError, TraceError
-        No table has a feasible row; a row cannot be read.
+        No table has a feasible row; a row cannot be read; times of a workload are not in seconds.
     """
     tables = {key: THROUGHPUT.validate(frame, f"trace of {key}") for key, frame in frames.items()}
     parts = [
@@ -101,6 +102,8 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
         if load_workload(key).used_for_calibration
     ]
     parts = [part for part in parts if len(part)]
+    for part in parts:
+        _check_unit(part)
     if not parts:
         raise InputError("no feasible row in the tables given; at least one measured row is needed")
     joined = {
@@ -110,6 +113,16 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
     }
     features = {name: np.concatenate([part.features[name] for part in parts]) for name in FEATURE_NAMES}
     return Observations(**joined, features=features)
+
+
+def _check_unit(data: Observations) -> None:
+    """Reject the rows of a workload if most times cannot be in seconds: a fit would follow milliseconds."""
+    ratio = float(np.median(data.iter_time_s / predict(prior_theta(), data.features)))
+    if not 1 / _MOST_APART <= ratio <= _MOST_APART:
+        raise TraceError(
+            f"trace of {data.workload[0]}: the median of iter_time_s is {ratio:.2g} times that of the public "
+            f"constants; expected 1/{_MOST_APART} to {_MOST_APART} times, and seconds"
+        )
 
 
 def _observe_workload(spec: Workload, frame: pd.DataFrame, cluster: ClusterSpec) -> Observations:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -76,8 +77,11 @@ def parse_csv(content: bytes | IO[bytes], where: str, expected: str, **options: 
     """Parse CSV in UTF-8 by `pandas.read_csv`; what it cannot read is a `TraceError`.
 
     ``options`` are those of pandas; with a chunk size the result is its iterator, and errors may come later.
+    A header that names a column twice is an error, too.
     """
     stream = io.BytesIO(content) if isinstance(content, bytes) else content
+    if not {"header", "names"} & options.keys():
+        _refuse_repeated_names(stream, where)
     try:
         return pd.read_csv(stream, encoding="utf-8-sig", **options)
     except UnicodeDecodeError as error:
@@ -87,6 +91,21 @@ def parse_csv(content: bytes | IO[bytes], where: str, expected: str, **options: 
         ) from None
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise TraceError(f"{where}: cannot be read as {expected}: {error}") from None
+
+
+def _refuse_repeated_names(stream: IO[bytes], where: str) -> None:
+    """Raise `TraceError` if the first line names a column twice: pandas renames the second one."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+    try:
+        names = next((row for row in csv.reader(text) if any(map(str.strip, row))), [])
+    except csv.Error:
+        names = []  # the parser has its own words
+    finally:
+        text.detach()
+        stream.seek(0)
+    times = Counter(filter(None, map(str.strip, names)))
+    if twice := [name for name in times if times[name] > 1]:
+        raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; expected each name once")
 
 
 def check_length(row: int, cells: Sequence[str], columns: Sequence[str], where: str) -> None:

@@ -21,7 +21,7 @@ from makespan.easyscale.trainer import ElasticTrainer, run_together
 from makespan.errors import MakespanError, TraceError
 from makespan.papers.experiment import Experiment, Explore, Figure, Given
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
-from makespan.settings import Count, one_of, option, unique
+from makespan.settings import Count, one_of, option
 from makespan.tables import schemas_of
 from makespan.training.zoo import STAND_INS, StandIn
 
@@ -75,7 +75,7 @@ class Gap(Experiment):
         Figure(
             "gap_curves",
             "Decay of the learning rate",
-            "Mean loss of every epoch on one, two and four devices, source "
+            "Mean loss of every epoch on each number of devices, source "
             "{source}, one run per line. At the grey line the learning rate is "
             "multiplied by gamma. Where training does not depend on devices, the "
             "lines of one gamma coincide.",
@@ -107,16 +107,14 @@ class Gap(Experiment):
     decay_epoch: Count = _of_gap(
         "epochs before the learning rate decays", 4, unit="epochs", source="a choice; EasyScale: 20"
     )
-    gammas: Annotated[tuple[_Positive, ...], unique("each factor once")] = _of_gap(
+    gammas: tuple[_Positive, ...] = _of_gap(
         "factors by which it decays; accuracy is that with the first",
         (0.1, 0.3, 0.5),
         source="EasyScale: 0.1, 0.3 and 0.5",
         min_length=1,
     )
-    devices: Annotated[tuple[Count, ...], unique("each number once")] = _ours(
-        "numbers of devices", (1, 2, 4), min_length=2
-    )
-    seeds: Annotated[tuple[int, ...], unique("each seed once")] = _ours(
+    devices: tuple[Count, ...] = _ours("numbers of devices", (1, 2, 4), min_length=2)
+    seeds: tuple[int, ...] = _ours(
         "seeds of weights, order of samples and random states", (1, 2, 3), min_length=2
     )
 
@@ -403,7 +401,7 @@ class Fig9(Experiment):
     device: Literal["auto", "cpu", "cuda"] = _of_bits(
         "where to train; auto uses GPUs if there is one for each of four processes", "auto"
     )
-    models: Annotated[tuple[_StandInName, ...], unique("each model once")] = _of_fig9(
+    models: tuple[_StandInName, ...] = _of_fig9(
         "stand-ins that are trained",
         ("resnet50", "vgg19"),
         source="EasyScale artifact: ResNet50, VGG19",

@@ -28,7 +28,7 @@ from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
 from makespan.errors import MakespanError
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
-from makespan.settings import Block, Count, one_of, option, shared, unique
+from makespan.settings import Block, Count, one_of, option, shared
 from makespan.training.zoo import STAND_INS, StandIn
 
 _WORKER = "makespan.easyscale.timing_worker"
@@ -43,7 +43,7 @@ Record = dict[str, Any]
 _of_steps = partial(option, changes="fig10, fig11, fig12, fig13")
 _of_models = partial(_of_steps, source="a choice: what a core trains in 50 to 100 ms")
 _of_sharing = partial(option, changes="fig10")
-_Devices = Annotated[tuple[Annotated[str, one_of(lambda: KERNEL_SETS)], ...], unique("each kernel set once")]
+_Devices = tuple[Annotated[str, one_of(lambda: KERNEL_SETS)], ...]
 
 
 class Procedure(Block):
@@ -266,7 +266,7 @@ class Sharing(_TimedExperiment):
         source="EasyScale, Fig. 10: ResNet50 and ShuffleNetv2",
         min_length=1,
     )
-    workers: Annotated[tuple[Count, ...], unique("each number once")] = _of_sharing(
+    workers: tuple[Count, ...] = _of_sharing(
         "numbers of workers that share the device; throughput is relative to the smallest",
         (1, 2, 4),
         source="EasyScale artifact: 1 to 16",

@@ -70,8 +70,8 @@ class Fig7(OnMachine):
         Figure(
             "fig7",
             "Fig. 7",
-            "Adaptation of one LLaMA-2-7B job to a limit that changes every half "
-            "hour, one schedule per strategy on {source} iteration times. Hollow "
+            "Adaptation of one job to a limit that changes from stage to stage, "
+            "one schedule per strategy on {source} iteration times. Hollow "
             "diamonds in the colour of a strategy are its published values; "
             "crosses mark stages in which it cannot run.",
             tables=("fig7",),

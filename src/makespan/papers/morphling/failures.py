@@ -8,8 +8,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field
 
 from makespan.numerics import intervals
 from makespan.papers.experiment import Figure, Given
@@ -77,7 +79,7 @@ class Failures(Simulated):
     stretch: float = _of_failures(
         "factor of the durations of jobs and of the times between their arrivals", 10.0, gt=0, le=1000
     )
-    per_day: tuple[float, ...] = _of_failures(
+    per_day: tuple[Annotated[float, Field(gt=0)], ...] = _of_failures(
         "failures a day of the whole cluster, each above 0", (1.0, 3.0, 10.0, 30.0, 100.0), min_length=1
     )
     repair_s: float = _of_failures(

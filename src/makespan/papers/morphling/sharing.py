@@ -39,8 +39,8 @@ class Fig8(Experiment):
         Figure(
             "fig8",
             "Fig. 8",
-            "Speed-up of two jobs that share four GPUs, relative to each job "
-            "alone on all four, computed once on {source} iteration times. Hollow "
+            "Speed-up of jobs that share {GPUs: config morphling.fig8.gpus}, "
+            "relative to each job alone on all of them, computed once on {source} iteration times. Hollow "
             "diamonds on the left are the published values, stacked alike, each "
             "with its number.",
             tables=("fig8",),

@@ -28,6 +28,7 @@ from makespan.papers.morphling.cluster import (
 )
 from makespan.papers.morphling.comparisons import CHOSEN, REQUESTED, columns_of, means
 from makespan.papers.morphling.job_lists import Draw, Jobs
+from makespan.papers.morphling.performance import WorkloadKey
 from makespan.policies import policy as policy_named
 from makespan.settings import Block, Count, option, shared
 from makespan.sim import Policy
@@ -383,7 +384,7 @@ class Threads(Experiment):
     told: PredictionMode = shared("morphling.simulation.predictions")
     delay_s: float = shared("morphling.simulation.restart_delays_s.0")
     interval_s: float = shared("morphling.simulation.interval_s")
-    workloads: tuple[str, ...] = _of_threads(
+    workloads: tuple[WorkloadKey, ...] = _of_threads(
         "workloads that jobs train", ("vit", "roberta", "bert", "t5", "gpt2", "llama7"), min_length=1
     )
     cpu_threads: tuple[Count, ...] = _of_threads(

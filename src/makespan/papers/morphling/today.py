@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import pandas as pd
+from pydantic import model_validator
 
 from makespan.errors import InputError
 from makespan.papers.experiment import Experiment, Figure, Given
@@ -55,8 +56,8 @@ class Today(Experiment):
         Figure(
             "today",
             "Models of today",
-            "Average completion time and makespan of every policy on 64 H100 with models of today, whose "
-            "steps are predicted, beside those on the testbed of 64 A800, on {source} iteration times: "
+            "Average completion time and makespan of every policy on a cluster of today with models of "
+            "today, whose steps are predicted, beside those on the testbed, on {source} iteration times: "
             "geometric means of {job lists: values today.seed} and of {job lists: largest "
             "lists_summary.lists}, with 95 % intervals as lines with caps. Lists have the same arrivals, "
             "GPUs and durations.",
@@ -95,6 +96,12 @@ class Today(Experiment):
         "seeds of the job lists, the first of those of the testbed", (201, 202, 203, 204, 205), min_length=1
     )
     policies: tuple[PolicyName, ...] = _of_today("policies that are compared", COMPARED, min_length=1)
+
+    @model_validator(mode="after")
+    def _workloads_differ(self) -> "Today":
+        if len({one.workload for one in self.models}) != len(self.models):
+            raise ValueError("models in place of different workloads")
+        return self
 
     def timed_workloads(self, source: str, profiled: Sequence[str]) -> Sequence[str]:
         """Return the workloads of the job lists."""

@@ -30,7 +30,7 @@ from makespan.oobleck.simulator import (
 )
 from makespan.oobleck.traces import SPOT_TRACES, NodeTrace, generate_failures, generate_spot, read_trace
 from makespan.papers.experiment import Experiment, Explore, Figure, Given
-from makespan.settings import Block, Count, one_of, option, shared, unique
+from makespan.settings import Block, Count, one_of, option, shared
 from makespan.throughput import Dataset, find_dataset, read_register, verify
 from makespan.units import MS
 
@@ -147,7 +147,7 @@ class Simulation(Block):
         source="Oobleck, Fig. 13",
         changes="fig13",
     )
-    ablation_traces: Annotated[tuple[SpotTrace, ...], unique("each trace once")] = option(
+    ablation_traces: tuple[SpotTrace, ...] = option(
         "spot traces on which defects are repaired one by one",
         ("gcp_scaled", "p3_scaled"),
         source="a choice",

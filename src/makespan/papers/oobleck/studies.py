@@ -375,7 +375,8 @@ class Studies(Experiment):
             "guarantee",
             "Coverage",
             "Fewest consecutive template sizes with which f + 1 pipelines can use "
-            "every number of nodes from (f + 1) n0 to 64, counted by trying all. "
+            "every number of nodes from (f + 1) n0 to {nodes: config "
+            "oobleck.planning.studies.most_nodes}, counted by trying all. "
             "No source of iteration times and no randomness play a part.",
             tables=("studies",),
         ),
@@ -401,8 +402,9 @@ class Studies(Experiment):
             "done on as many nodes or more, as a share of the work of all nodes "
             "in that time. Each mark is one simulation of {bursts: config "
             "oobleck.losses.bursts.n_bursts} on {nodes: config "
-            "oobleck.losses.bursts.n_nodes} in racks of 4, with pipelines of 4 or "
-            "more. No source of iteration times plays a part.",
+            "oobleck.losses.bursts.n_nodes} in racks of {nodes: config "
+            "oobleck.losses.bursts.rack_size}, with pipelines of {nodes: config "
+            "oobleck.losses.bursts.n0} or more. No source of iteration times plays a part.",
             tables=("studies",),
         ),
     )

@@ -343,7 +343,8 @@ class Predictions(Experiment):
         Figure(
             "predictions",
             "Predicted iterations",
-            "Iterations of small models under every plan on up to three nodes, "
+            "Iterations of small models under every plan on up to {nodes: "
+            "config oobleck.execution.predictions.most_nodes}, "
             "source {source}: median of {timed iterations: config "
             "oobleck.execution.predictions.iterations} of one run per mark, "
             "against the time that planning predicts from a profile of the layers "

@@ -19,7 +19,7 @@ from makespan.runtime import (
     RunDirectory,
     local_launcher,
 )
-from makespan.settings import Count, one_of, option, unique
+from makespan.settings import Count, one_of, option
 from makespan.training.zoo import FAMILIES, family_sizes
 
 # ------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ from makespan.training.zoo import FAMILIES, family_sizes
 _of_steps = partial(option, source="a choice", changes="fig9")
 _of_search = partial(option, source="a choice", changes="tuner")
 _verified = partial(option, source="a choice", changes="verify")
-_Counts = Annotated[tuple[Count, ...], unique("each number once")]
+_Counts = tuple[Count, ...]
 _Family = Annotated[str, one_of(lambda: FAMILIES)]
 _Ratio = Annotated[float, Field(ge=0, le=1)]
 _Value = bool | int | float | str
@@ -175,7 +175,7 @@ class TunerRun(_Measurement):
 
     size: Annotated[str, one_of(lambda: family_sizes("opt"))] = _of_search("size of the model", "small")
     batches: _Counts = _of_search("batch sizes", (4, 8, 12, 16, 24, 32), unit="samples", min_length=2)
-    ratios: Annotated[tuple[_Ratio, ...], unique("each share once")] = _of_search(
+    ratios: tuple[_Ratio, ...] = _of_search(
         "shares of the layers that are recomputed", (1.0, 0.67, 0.5, 0.34, 0.0), min_length=2
     )
     budget_bytes: Count = _of_search(
@@ -282,12 +282,12 @@ class Verification(_Measurement):
     device: Literal["auto", "cpu", "cuda"] = _verified(
         "device of the models; auto uses GPUs if there is one per process", "auto"
     )
-    families: Annotated[tuple[_Family, ...], unique("each family once")] = _verified(
+    families: tuple[_Family, ...] = _verified(
         "architectures of the zoo",
         ("bert", "roberta", "albert", "gpt", "opt", "t5", "llama", "wideresnet"),
         min_length=1,
     )
-    processes: Annotated[tuple[Count, ...], unique("each number once")] = _verified(
+    processes: tuple[Count, ...] = _verified(
         "numbers of processes that share a model, one launch each", (1, 2, 4), min_length=1
     )
     size: str = _verified("size of the models", "tiny")
