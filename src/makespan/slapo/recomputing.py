@@ -292,12 +292,18 @@ class Checkpointed(ForwardWrapper):
         inner = self.inner
         # Without gradients nothing runs twice, and compiled code recomputes without changing state.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            options: dict[str, Any] = {}
             if self.operators:
-                kwargs["context_fn"] = partial(
+                options["context_fn"] = partial(
                     _contexts_when_compiled, tuple(sorted(self.operators)), self.every
                 )
             return checkpoint(
-                inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
+                # Torch would take arguments of the forward that are named as its own, such as debug.
+                partial(inner, **kwargs),
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=self.preserve_rng,
+                **options,
             )
         before = StateSnapshot(self.module, (args, kwargs), with_global_generators=self.preserve_rng)
         kept = argument_restorer(args, kwargs)
@@ -331,12 +337,11 @@ class Checkpointed(ForwardWrapper):
 
         try:
             output = checkpoint(
-                run,
+                partial(run, **kwargs),  # as above
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self.preserve_rng,
                 context_fn=lambda: (nullcontext(), before.restored()),
-                **kwargs,
             )
         finally:  # copies live until the backward pass: keep only those of state that this forward changed
             before.drop_unchanged()
