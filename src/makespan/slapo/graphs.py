@@ -870,7 +870,8 @@ class _Tracer(QuickTracer):
             case "get_attr":
                 owner, _, name = str(node.target).rpartition(".")
                 return getattr(self.root.get_submodule(owner), "_parameters", {}).get(name) is None
-        name = str(node.args[1]) if node.target is getattr else getattr(node.target, "__name__", node.target)
+        target = str(getattr(node.target, "__name__", node.target))
+        name = str(node.args[1]) if node.target is getattr else target
         return name in _WITHOUT_GRADIENT or self._plain.issuperset(node.all_input_nodes)
 
     def create_args_for_root(
@@ -1134,7 +1135,8 @@ class _StateBefore:
         found = []
         for path, names, known, copies in self._names:
             for name in [*names, *(known.keys() - names.keys())]:
-                value, copied = names.get(name), copies.get(name, known.get(name))
+                value: Any = names.get(name)
+                copied: Any = copies.get(name, known.get(name))
                 if name in names and name in known and _is_unchanged(value, copied, set()):
                     continue
                 found.append(f"{path}.{name}".lstrip("."))

@@ -42,7 +42,7 @@ from makespan.slapo.layouts import (
     sharding_of,
 )
 from makespan.slapo.rewriting import check_not_fused
-from makespan.slapo.schedule import Primitive, carry_tags, register_primitive
+from makespan.slapo.schedule import Primitive, carry_tags, check_without_hooks, register_primitive
 from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
@@ -534,6 +534,8 @@ def _plan_shard(
                 else "a scalar cannot be cut"
             )
         )
+    if n_parts > 1:
+        check_without_hooks(tensor, name, where)
     axis %= tensor.dim()
     size = tensor.shape[axis]
     if isinstance(groups, tuple):
@@ -648,7 +650,7 @@ def _replace_by_part(sch: Schedule, plan: _Plan) -> None:
         part = whole
     else:
         part = nn.Parameter(shard.part_of(whole.detach()), whole.requires_grad)
-    carry_tags(whole, part, sch.metadata.tags)
+    carry_tags(whole, part)
     vars(part)["shard"] = shard
     sch.metadata.tags.add("shard")
     if shard.world_size > 1:
