@@ -471,3 +471,40 @@ def test_hooks_and_attributes_of_parameters_without_values():
         sch = empty()
         sch.mod[0].weight.register_hook(lambda gradient: None)
         refused(ConflictError, partial(fill, sch), "weight' has a hook", "register the hook afterwards")
+
+
+def test_rows_take_the_arguments_of_the_whole_layer_and_return_its_type():
+    up, image = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1), torch.randn(1, 4, 3, 3)
+    parts = []
+    for rank in range(2):
+        sch = scheduled(nn.ModuleDict({"one": copy.deepcopy(up)}), 2, rank)["one"]
+        sch.shard("weight", 0)
+        own = image[:, 2 * rank : 2 * rank + 2]
+        parts.append(sch.mod(input=own, output_size=(6, 6)) - sch.mod.bias.view(-1, 1, 1))
+    expected = up(image, output_size=(6, 6))
+    torch.testing.assert_close(sum(parts) + up.bias.view(-1, 1, 1), expected)
+    for kind, inputs in ((nn.Linear, torch.randn(2, 4)), (nn.Conv1d, torch.randn(2, 4, 5))):
+        node = layer(kind, 8, 4, **({"kernel_size": 1} if kind is nn.Conv1d else {}))
+        node.shard("weight", 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert node.mod(input=inputs).dtype == torch.bfloat16
+
+
+def test_a_part_of_a_vocabulary_rejects_ids_that_the_whole_rejects():
+    node = layer(nn.Embedding, 8, 4, sparse=True)
+    node.shard("weight", 0)
+    assert (
+        not node.mod(input=torch.tensor([4, 7])).any() and node.mod(torch.tensor([], dtype=int)).numel() == 0
+    )
+    for ids in ([0, 8], [-1, 0]):
+        with pytest.raises(RuntimeError, match="embedding: an id is outside of the 8 rows"):
+            node.mod(torch.tensor(ids))
+    node.mod(torch.tensor([1, 5])).sum().backward()
+    assert node.mod.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize(
+    ("axis", "reason"), [(0, "ids of other processes"), (1, "a part of a row has another")]
+)
+def test_an_embedding_that_normalises_its_rows_is_not_cut(axis, reason):
+    refused(ShardError, lambda: layer(nn.Embedding, 8, 4, max_norm=1.0).shard("weight", axis), reason)

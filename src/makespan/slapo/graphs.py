@@ -213,7 +213,7 @@ def is_same_argument(value: object, fixed: object) -> bool:
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
-_STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter})
+_STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, nn.Parameter})
 
 
 class _GeneratorStates:
@@ -308,10 +308,17 @@ class StateSnapshot:
             value for module, attributes in self._attributes for value in map(vars(module).get, attributes)
         ]
         self.draws = _GeneratorStates([values, arguments], with_global_generators)
+        # Tensors that are no buffers, each with its version, which changes in place count.
+        self._tensors = {
+            id(leaf): (leaf, leaf._version, leaf.detach().clone())
+            for leaf in pytree.tree_leaves(values)
+            if type(leaf) is Tensor and not leaf.requires_grad and not leaf.is_inference()
+        }
 
     def drop_unchanged(self) -> None:
-        """Drop copies of buffers and generators that have not changed since."""
+        """Drop copies of buffers, other tensors and generators that have not changed since."""
         self.draws.drop_unchanged()
+        self._tensors = {key: held for key, held in self._tensors.items() if held[0]._version != held[1]}
         now = {
             id(buffer)
             for module, _ in self._buffers
@@ -335,7 +342,9 @@ class StateSnapshot:
             vars(module)["_buffers"] = {
                 name: fresh.get(id(buffer), buffer) for name, buffer in buffers.items()
             }
-        memo: dict[int, Any] = {}
+        memo: dict[int, Any] = {
+            key: (values.clone(), tensor) for key, (tensor, _, values) in self._tensors.items()
+        }
         for module, attributes in self._attributes:
             for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
                 del vars(module)[name]
