@@ -313,3 +313,18 @@ def test_arguments_of_any_name_reach_a_recomputed_module(backend, keep):
             sch["inner"].compile(backend)
     assert check.report.is_equal
     assert torch.equal(sch.mod(torch.ones(1, 4)), 28 * sch.mod.inner.linear(torch.ones(1, 4)))
+
+
+def test_weights_that_change_before_the_backward_pass_are_an_error_as_without_recomputation():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    sch = create_schedule(model)
+    sch.checkpoint()
+    loss = model(torch.ones(2, 4)).sum()
+    with torch.no_grad():
+        model[2].bias.add_(1)
+    with pytest.raises(ConflictError, match=r"parameter '2\.bias' of Sequential has changed between"):
+        loss.backward()
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (model(torch.ones(2, 4)).sum() + model(torch.zeros(2, 4)).sum()).backward()
+        optimizer.step()
