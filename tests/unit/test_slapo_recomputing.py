@@ -328,3 +328,13 @@ def test_weights_that_change_before_the_backward_pass_are_an_error_as_without_re
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         (model(torch.ones(2, 4)).sum() + model(torch.zeros(2, 4)).sum()).backward()
         optimizer.step()
+
+
+def test_tensors_that_stand_in_for_parameters_during_a_call_are_refused():
+    sch, data = create_schedule(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), torch.ones(2, 4)
+    sch["0"].checkpoint()
+    others = {name: 2 * one for name, one in sch.mod.named_parameters()}
+    with pytest.raises(ConflictError, match=r"'weight' of Linear is another tensor .*functional_call"):
+        torch.func.functional_call(sch.mod, others, (data,))
+    with torch.no_grad():
+        torch.func.functional_call(sch.mod, others, (data,))

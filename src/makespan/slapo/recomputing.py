@@ -317,6 +317,12 @@ class Checkpointed(ForwardWrapper):
             for name, parameter in module.named_parameters(path, recurse=False)
             if not parameter.is_inference()
         ]
+        if swapped := [name for name, parameter in parameters if not isinstance(parameter, nn.Parameter)]:
+            raise ConflictError(
+                f"checkpoint: {swapped[0]!r} of {type(self.module).__name__} is another tensor for this call,"
+                " as under torch.func.functional_call, and would not be when it is recomputed; call the"
+                " module with its own parameters, or without checkpoint"
+            )
         versions = [parameter._version for _, parameter in parameters]
         first, second = self._keeping()
         passes, saved = 0, list[Tensor]()
