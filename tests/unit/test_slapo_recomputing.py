@@ -277,3 +277,64 @@ def test_selective_recomputation_without_attention_is_refused():
     with pytest.raises(ArgumentError, match="no attention is found in the layers of Market; expected"):
         apply_plan(model, "mb1 recompute=selective", odd_transformers.INPUTS["Market"])
     assert "forward" not in vars(model.streets[0])
+
+
+class Named(nn.Module):
+    """A module whose arguments have names that recomputation in torch takes for its own options."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, **chosen):
+        return self.linear(x) * sum(range(1, 1 + len(chosen)))
+
+
+class Naming(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Named()
+
+    def forward(self, x):
+        return self.inner(
+            x, debug=True, early_stop=False, use_reentrant=True, function=2, determinism_check="none",
+            preserve_rng_state=False, context_fn=None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("keep", [(), ("products",)])
+def test_arguments_of_any_name_reach_a_recomputed_module(backend, keep):
+    torch.manual_seed(0)
+    sch = create_schedule(Naming())
+    with Verify(sch, torch.randn(3, 4)) as check:
+        sch["inner"].checkpoint(keep=keep)
+        if backend is not None:
+            sch["inner"].compile(backend)
+    assert check.report.is_equal
+    assert torch.equal(sch.mod(torch.ones(1, 4)), 28 * sch.mod.inner.linear(torch.ones(1, 4)))
+
+
+def test_weights_that_change_before_the_backward_pass_are_an_error_as_without_recomputation():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    sch = create_schedule(model)
+    sch.checkpoint()
+    loss = model(torch.ones(2, 4)).sum()
+    with torch.no_grad():
+        model[2].bias.add_(1)
+    with pytest.raises(ConflictError, match=r"parameter '2\.bias' of Sequential has changed between"):
+        loss.backward()
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (model(torch.ones(2, 4)).sum() + model(torch.zeros(2, 4)).sum()).backward()
+        optimizer.step()
+
+
+def test_tensors_that_stand_in_for_parameters_during_a_call_are_refused():
+    sch, data = create_schedule(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), torch.ones(2, 4)
+    sch["0"].checkpoint()
+    others = {name: 2 * one for name, one in sch.mod.named_parameters()}
+    with pytest.raises(ConflictError, match=r"'weight' of Linear is another tensor .*functional_call"):
+        torch.func.functional_call(sch.mod, others, (data,))
+    with torch.no_grad():
+        torch.func.functional_call(sch.mod, others, (data,))

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +17,10 @@ from makespan.slapo import (
     KindError,
     MemberError,
     ShardError,
+    build,
     create_schedule,
+    init_empty_weights,
+    load_full_state_dict,
     pad_vocabulary,
 )
 from makespan.slapo.layouts import Exchange, TensorShard, cut, joined, sharding_of
@@ -128,14 +132,14 @@ def test_heads_are_not_cut_through():
 def test_a_part_replaces_the_whole_and_says_what_it_is():
     model = nn.Sequential(nn.Linear(4, 6))
     weight = model[0].weight
-    weight.kept, weight.lost = "kept", "lost"
+    weight.no_decay = True
     sch = scheduled(model, rank=1)
     sch["0"].annotate("weight", "kept", "kept")
     sch["0"].shard("weight", -2)
     sch["0"].shard("bias", -1)
     part = model[0].weight
     assert torch.equal(part, weight[3:]) and part.untyped_storage().nbytes() == 3 * 4 * 4
-    assert (part.kept, hasattr(part, "lost")) == ("kept", False)
+    assert (part.kept, part.no_decay) == ("kept", True)  # as in a single process
     assert part.shard == TensorShard((6, 4), 0, 1, 1, 2)
     assert part.shard.orig_shape == (6, 4)
     assert isinstance(part, nn.Parameter) and part.requires_grad
@@ -439,3 +443,68 @@ def test_exchanged_values_keep_their_classes():
     found = after(None, (), Pair(rows, None))
     assert isinstance(found, Pair) and torch.equal(found.one, 2 * rows) and found.other is None
     assert type(after(None, (), (rows, None))) is tuple
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_parameter_with_a_hook_on_its_gradient_is_not_replaced(register):
+    node = layer(nn.Linear, 4, 8)
+    getattr(node.mod.weight, register)(lambda gradient: None)
+    before = node.mod.weight
+    refused(ConflictError, lambda: node.shard(["bias", "weight"], 0), "'weight' has a hook on its gradient")
+    assert node.mod.weight is before and node.mod.bias.shape == (8,)
+    alone = create_schedule(nn.ModuleDict({"one": nn.Linear(4, 8)}))["one"]
+    getattr(alone.mod.weight, register)(lambda gradient: None)
+    alone.shard("weight", 0)  # a single process keeps the parameter
+
+
+def test_hooks_and_attributes_of_parameters_without_values():
+    def empty():
+        with init_empty_weights():
+            return create_schedule(nn.Sequential(nn.Linear(4, 8)))
+
+    values = {"0.weight": torch.ones(8, 4), "0.bias": torch.ones(8)}
+    for fill in (partial(build, seed=1), partial(load_full_state_dict, state=values)):
+        sch = empty()
+        sch.mod[0].weight.no_decay = True
+        fill(sch)
+        assert sch.mod[0].weight.no_decay and not sch.mod[0].weight.is_meta
+        sch = empty()
+        sch.mod[0].weight.register_hook(lambda gradient: None)
+        refused(ConflictError, partial(fill, sch), "weight' has a hook", "register the hook afterwards")
+
+
+def test_rows_take_the_arguments_of_the_whole_layer_and_return_its_type():
+    up, image = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1), torch.randn(1, 4, 3, 3)
+    parts = []
+    for rank in range(2):
+        sch = scheduled(nn.ModuleDict({"one": copy.deepcopy(up)}), 2, rank)["one"]
+        sch.shard("weight", 0)
+        own = image[:, 2 * rank : 2 * rank + 2]
+        parts.append(sch.mod(input=own, output_size=(6, 6)) - sch.mod.bias.view(-1, 1, 1))
+    expected = up(image, output_size=(6, 6))
+    torch.testing.assert_close(sum(parts) + up.bias.view(-1, 1, 1), expected)
+    for kind, inputs in ((nn.Linear, torch.randn(2, 4)), (nn.Conv1d, torch.randn(2, 4, 5))):
+        node = layer(kind, 8, 4, **({"kernel_size": 1} if kind is nn.Conv1d else {}))
+        node.shard("weight", 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert node.mod(input=inputs).dtype == torch.bfloat16
+
+
+def test_a_part_of_a_vocabulary_rejects_ids_that_the_whole_rejects():
+    node = layer(nn.Embedding, 8, 4, sparse=True)
+    node.shard("weight", 0)
+    assert (
+        not node.mod(input=torch.tensor([4, 7])).any() and node.mod(torch.tensor([], dtype=int)).numel() == 0
+    )
+    for ids in ([0, 8], [-1, 0]):
+        with pytest.raises(RuntimeError, match="embedding: an id is outside of the 8 rows"):
+            node.mod(torch.tensor(ids))
+    node.mod(torch.tensor([1, 5])).sum().backward()
+    assert node.mod.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize(
+    ("axis", "reason"), [(0, "ids of other processes"), (1, "a part of a row has another")]
+)
+def test_an_embedding_that_normalises_its_rows_is_not_cut(axis, reason):
+    refused(ShardError, lambda: layer(nn.Embedding, 8, 4, max_norm=1.0).shard("weight", axis), reason)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import random
 import re
 import sys
 import types
@@ -13,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from schedules import Toy, check_invariants, same_state, state_of, tokens, toy
 from torch import nn
@@ -87,6 +89,66 @@ class Assigns(nn.Module):
         self.seen = self.seen + data.sum(0)
         self.linear.last = data
         return self.linear(data)
+
+
+class Counts(Branches):
+    """Its forward counts its calls in an attribute, a list and a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.log, self.totals = 0, [], {"calls": 0}
+
+    def forward(self, data):
+        self.calls += 1
+        self.log.append(data)
+        self.totals["calls"] += 1
+        return self.inner(data) * self.calls
+
+
+class Decays(Branches):
+    """Its forward changes a tensor that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.share = torch.ones(4)
+
+    def forward(self, data):
+        return self.inner(data) * self.share.mul_(0.5)
+
+
+class Skips(Branches):
+    """It skips its layer at random, as with layer drop."""
+
+    def forward(self, data):
+        return data if random.random() < 0.5 else self.inner(data)
+
+
+class DrawsInNumpy(Branches):
+    def forward(self, data):
+        return self.inner(data) * np.random.rand()  # noqa: NPY002 - models draw from it
+
+
+class Detaches(Branches):
+    def forward(self, data):
+        with torch.no_grad():
+            share = self.inner(data)
+        return self.inner(data) * share
+
+
+class Lowers(Branches):
+    def forward(self, data):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(data)
+
+
+class Masks(Branches):
+    """It makes a mask without gradients, of what has none."""
+
+    def forward(self, data):
+        with torch.no_grad():
+            places = torch.arange(data.size(-1), device=data.device)
+            mask = (places < 3) & (data != 0)
+        return self.inner(data) * mask
 
 
 @pytest.fixture
@@ -189,14 +251,24 @@ def test_fixed_and_varying_arguments_are_checked_at_every_call(data):
         (ByMode, r"branches on self\.training"),
         (Draws, "draws random numbers"),
         (Assigns, r"it assigns seen, linear\.last, which a graph would not do"),
+        (Counts, "it assigns calls, log, totals, which a graph would not do"),
+        (Decays, "it assigns share, which a graph would not do"),
+        (Skips, "draws random numbers"),
+        (DrawsInNumpy, "draws random numbers"),
+        (Detaches, r"it computes inner without gradients, as in torch\.no_grad"),
+        (Lowers, r"it enters torch\.autocast"),
     ],
 )
 def test_what_has_no_static_graph_is_explained_and_left_alone(kind, cause):
     model = nn.Sequential(owner(kind), nn.Linear(4, 4))
     sch = create_schedule(model)
-    before, rng = state_of(sch), torch.get_rng_state()
+    before, rng, held = state_of(sch), torch.get_rng_state(), copy.deepcopy(vars(model[0]))
+    drawn = random.getstate()
     with pytest.raises(RuntimeError) as caught:
         sch["0"].trace()
+    for name in ("calls", "log", "totals", "share"):
+        assert str(vars(model[0]).get(name)) == str(held.get(name))
+    assert drawn == random.getstate()
     message = str(caught.value)
     assert re.search(rf"trace of '0': the forward of .*{kind.__name__} \(.*\.py:\d+\) .*{cause}", message)
     assert "concrete_args" in message and "leaf_modules" in message and "smaller subtree" in message
@@ -206,6 +278,46 @@ def test_what_has_no_static_graph_is_explained_and_left_alone(kind, cause):
     sch.trace()
     assert re.search(cause, sch.metadata.slots["trace"]["0"])
     assert isinstance(sch["0"].mod, kind)
+
+
+def test_values_without_a_gradient_are_traced_where_gradients_are_off(data):
+    sch = create_schedule(owner(Masks))
+    expected = sch.mod(data)
+    sch.trace()
+    assert isinstance(sch.mod, TracedModule) and torch.equal(sch.mod(data), expected)
+
+
+class Scaled(nn.Module):
+    """An argument with a default comes before one that is passed by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, data, skip=None, *, scale):
+        return self.linear(data) * scale if skip is None else skip
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Scaled(), Scaled()
+
+    def forward(self, data, scale):
+        return self.second(self.first(data, scale=scale), scale=scale)
+
+
+def test_arguments_that_are_left_out_before_one_by_name_keep_their_default(data):
+    model = owner(Scales)
+    expected = model(data, data)
+    sch = create_schedule(model)
+    sch.trace_until(["first", "second"])
+    sch["first"].cut_pipeline_stage()
+    assert torch.equal(sch.mod(data, data), expected) and torch.equal(
+        partition(sch).run(data, data), expected
+    )
+    with pytest.raises(RuntimeError, match="Scaled: called without 'scale'"):
+        sch["first"].mod(data)
 
 
 class Marked(Branches):

@@ -604,3 +604,72 @@ def test_ties_and_compiled_parts_are_copied():
     copied = copy_module(compiled, lambda tensor: nn.Parameter(torch.zeros_like(tensor)))
     assert copied(torch.ones(1, 4)).abs().max() == 0
     assert compiled(torch.ones(1, 4)).abs().max() > 0
+
+
+class Normalised(nn.Module):
+    """An embedding whose rows are normalised where they are looked up."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.linear = nn.Embedding(8, 4, **options), nn.Linear(4, 4)
+
+    def forward(self, ids):
+        return self.linear(self.table(ids))
+
+
+def test_a_forward_that_normalises_rows_changes_copies_only():
+    torch.manual_seed(0)
+    model, ids = Normalised(max_norm=0.5, sparse=True), torch.arange(8)
+    before = model.table.weight.detach().clone()
+    sch = create_schedule(model)
+    with Verify(sch, (ids,)) as check:
+        sch["table"].checkpoint()
+    assert check.report.is_equal and torch.equal(model.table.weight, before)
+    sch, plain = create_schedule(Normalised(max_norm=0.5)), nn.Embedding(8, 4)
+    plain.weight = sch.mod.table.weight
+    with pytest.raises(VerificationError, match=r"output itself: .* values differ"), Verify(sch, (ids,)):
+        sch["table"].replace(plain)
+
+
+def test_other_values_of_a_new_module_are_noted():
+    torch.manual_seed(0)
+    sch = create_schedule(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    with Verify(sch, torch.randn(2, 4)) as check:
+        sch["0"].replace(nn.Linear(4, 4))
+    note = "taken from the original, since the schedule brings other values: 0.bias, 0.weight"
+    assert check.report.notes == [note]
+    with Verify(sch, torch.randn(2, 4)) as check:
+        sch["0"].checkpoint()
+    assert not check.report.notes
+
+
+class Decaying(nn.Module):
+    """Its forward changes tensors that are no buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.share, self.others = nn.Linear(4, 4), torch.ones(4), [torch.ones(4)]
+
+    def forward(self, data):
+        self.share.mul_(0.5)
+        self.others[0].add_(1)
+        return self.linear(data) * self.share * self.others[0]
+
+
+class Still(Decaying):
+    def forward(self, data):
+        return self.linear(data) * self.share * 0.5 * (self.others[0] + 1)
+
+
+def test_tensors_that_are_no_buffers_change_in_each_copy_and_once_where_it_is_recomputed():
+    torch.manual_seed(0)
+    sch, data = create_schedule(nn.Sequential(Decaying())), torch.randn(2, 4)
+    with Verify(sch, data) as check:
+        sch["0"].checkpoint()
+    assert check.report.is_equal
+    sch.mod(data).sum().backward()
+    assert torch.equal(sch.mod[0].share, torch.full((4,), 0.5)) and sch.mod[0].others[0][0] == 2
+    sch, still = create_schedule(nn.Sequential(Decaying())), Still()
+    still.linear = sch.mod[0].linear
+    with pytest.raises(VerificationError, match="output in training itself"), Verify(sch, data):
+        sch["0"].replace(still)

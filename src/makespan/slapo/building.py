@@ -17,7 +17,7 @@ from makespan.arguments import check_kind
 from makespan.slapo.errors import ArgumentError, BuildError, KindError, check_device, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, gather_over, sharding_of
 from makespan.slapo.pipelining import build_pipeline, check_order, own_stages, stages_of
-from makespan.slapo.schedule import carry_tags, digest, is_leaf
+from makespan.slapo.schedule import carry_tags, check_without_hooks, digest, is_leaf
 from makespan.slapo.sharding import CLIPPING, groups_of
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import word_sum_of
@@ -314,7 +314,7 @@ class _Consolidation:
         again: bool,
         only: Collection[int] | None,
     ) -> None:
-        self.root, self.tags, self.ranks, self.device = sch.mod, sch.metadata.tags, ranks, device
+        self.root, self.ranks, self.device = sch.mod, ranks, device
         self.again, self.only = again, only
         self.initialiser, self.seed = initialiser, torch.initial_seed() if seed is None else seed
         # Old and new parameter by the id of the old one, which is kept alive so that its id is not reused.
@@ -342,6 +342,8 @@ class _Consolidation:
         ]
         if not names and not buffers:
             return
+        for name in names:
+            check_without_hooks(parameters[name], name, f"build: {path!r} ({type(module).__name__})")
         initialise = self._initialise(path, module, buffers)
         wholes = self._whole_tensors(path, module, names + buffers, initialise)
         shards = sharding_of(module).tensors
@@ -351,7 +353,7 @@ class _Consolidation:
                 setattr(module, name, part)
                 continue
             new = nn.Parameter(part, parameters[name].requires_grad)
-            carry_tags(parameters[name], new, self.tags)
+            carry_tags(parameters[name], new)
             self.replaced[id(parameters[name])] = parameters[name], new
             self.replaced[id(new)] = new, new
             setattr(module, name, new)

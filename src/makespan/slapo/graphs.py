@@ -213,7 +213,7 @@ def is_same_argument(value: object, fixed: object) -> bool:
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
-_STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter})
+_STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, nn.Parameter})
 
 
 class _GeneratorStates:
@@ -234,8 +234,8 @@ class _GeneratorStates:
         """Return the states that the generators have now."""
         return [read() for read, _ in self._access]
 
-    def drop_unchanged(self) -> None:
-        """Drop generators whose state has not changed since."""
+    def drop_unchanged(self) -> bool:
+        """Drop generators whose state has not changed since; return True if there are others."""
         kept = []
         for access, state, now in zip(self._access, self._states, self.now(), strict=True):
             if isinstance(state, Tensor):
@@ -245,6 +245,7 @@ class _GeneratorStates:
             if not is_same_state:
                 kept.append((access, state))
         self._access, self._states = [access for access, _ in kept], [state for _, state in kept]
+        return bool(kept)
 
     def restore(self, states: list[Any] | None = None) -> None:
         """Restore the states of the generators, or others that `now` returned."""
@@ -307,10 +308,17 @@ class StateSnapshot:
             value for module, attributes in self._attributes for value in map(vars(module).get, attributes)
         ]
         self.draws = _GeneratorStates([values, arguments], with_global_generators)
+        # Tensors that are no buffers, each with its version, which changes in place count.
+        self._tensors = {
+            id(leaf): (leaf, leaf._version, leaf.detach().clone())
+            for leaf in pytree.tree_leaves(values)
+            if type(leaf) is Tensor and not leaf.requires_grad and not leaf.is_inference()
+        }
 
     def drop_unchanged(self) -> None:
-        """Drop copies of buffers and generators that have not changed since."""
+        """Drop copies of buffers, other tensors and generators that have not changed since."""
         self.draws.drop_unchanged()
+        self._tensors = {key: held for key, held in self._tensors.items() if held[0]._version != held[1]}
         now = {
             id(buffer)
             for module, _ in self._buffers
@@ -334,7 +342,9 @@ class StateSnapshot:
             vars(module)["_buffers"] = {
                 name: fresh.get(id(buffer), buffer) for name, buffer in buffers.items()
             }
-        memo: dict[int, Any] = {}
+        memo: dict[int, Any] = {
+            key: (values.clone(), tensor) for key, (tensor, _, values) in self._tensors.items()
+        }
         for module, attributes in self._attributes:
             for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
                 del vars(module)[name]
@@ -499,6 +509,7 @@ def recording(
     call whose only nodes are sizes.
     """
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.autocast, "__enter__", _refuse_autocast))
         for name in _MAKERS:
             stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, getattr(torch, name))))
         if functions:
@@ -521,6 +532,10 @@ def recording(
                 if names:
                     stack.enter_context(mock.patch.dict(space, names))
         yield
+
+
+def _refuse_autocast(context: torch.autocast) -> None:
+    raise fx.proxy.TraceError("it enters torch.autocast, which a graph would not do")
 
 
 _MAKERS = (
@@ -785,6 +800,16 @@ class QuickTracer(fx.Tracer):
             return super().trace(root, concrete_args)
 
 
+_WITHOUT_GRADIENT = frozenset(
+    {
+        *("size", "shape", "dim", "ndim", "numel", "dtype", "device", "requires_grad", "detach", "item"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_not"),
+        *("bool", "int", "long", "argmax", "argmin", "argsort", "zeros_like", "ones_like"),
+    }
+)
+"""Functions, methods and attributes of tensors whose results have no gradient."""
+
+
 class _Tracer(QuickTracer):
     """Tracer of one module; the graph keeps names and order of arguments, and reads buffers when it runs."""
 
@@ -797,6 +822,8 @@ class _Tracer(QuickTracer):
         self._arguments, self._leaves, self._flatten = arguments, leaves, flatten
         self._example, self._path = example, path
         self._training: list[tuple[nn.Module, bool]] = []
+        self._has_gradients = torch.is_grad_enabled()
+        self._plain: set[fx.Node] = set()
         self.constants: list[str] = []
         self._objects: dict[int, tuple[fx.Node, Any]] = {}
 
@@ -834,7 +861,27 @@ class _Tracer(QuickTracer):
     ) -> fx.Node:
         """Create a node; rename a value called self, as the code of the graph uses that name."""
         named = "self_value" if name is None and target == "self" else name
-        return super().create_node(kind, target, args, kwargs, named, type_expr)
+        node = super().create_node(kind, target, args, kwargs, named, type_expr)
+        if self._is_plain(node):
+            self._plain.add(node)
+        elif torch.is_grad_enabled() != self._has_gradients and node.op.startswith("call"):
+            mode = "with" if torch.is_grad_enabled() else "without"
+            raise fx.proxy.TraceError(
+                f"it computes {node.name} {mode} gradients, as in torch.no_grad, which a graph would not do"
+            )
+        return node
+
+    def _is_plain(self, node: fx.Node) -> bool:
+        """Return True for a value without a gradient: a number, a truth value, or what is made of these."""
+        match node.op:
+            case "placeholder" | "call_module" | "output":
+                return False
+            case "get_attr":
+                owner, _, name = str(node.target).rpartition(".")
+                return getattr(self.root.get_submodule(owner), "_parameters", {}).get(name) is None
+        target = str(getattr(node.target, "__name__", node.target))
+        name = str(node.args[1]) if node.target is getattr else target
+        return name in _WITHOUT_GRADIENT or self._plain.issuperset(node.all_input_nodes)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
@@ -881,6 +928,11 @@ class _Tracer(QuickTracer):
         for node in reversed(getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")):
             if str(node.target).rpartition(".")[2] == "training" and not node.users:
                 self.graph.erase_node(node)
+
+    def added(self) -> set[str]:
+        """Return the names of the attributes of the module that the graph reads, and of its constants."""
+        reads = getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")
+        return {*self.constants, *(str(node.target) for node in reads)} & vars(self.root).keys()
 
     def create_arg(self, a: Any) -> Any:
         """Keep the class of a structured value; read objects that graphs cannot express as constants."""
@@ -994,13 +1046,17 @@ def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, t
     }
     extra = sorted({*arguments.inputs, *arguments.fixed} - set(parameters))
     defaults: dict[str, tuple[Any, ...]] = {}
-    # From the end: once a parameter has no default, none before it can have one.
+    # From the end: once a parameter has no default, none before it can have one. Those that are passed by
+    # name get one, as the module checks itself that they are passed.
     open_end = True
     for name in reversed([*parameters, *extra]):
         value = parameters[name].default if name in parameters else inspect.Parameter.empty
         if name not in arguments.inputs:
             value = arguments.fixed.get(name, value)
-        open_end = open_end and not (name in arguments.inputs and value is inspect.Parameter.empty)
+        is_by_name = name not in parameters or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        open_end = open_end and not (
+            name in arguments.inputs and value is inspect.Parameter.empty and not is_by_name
+        )
         defaults[name] = ((value if isinstance(value, PLAIN) else None),) if open_end else ()
     return {name: defaults[name] for name in [*parameters, *extra]}
 
@@ -1016,16 +1072,12 @@ def trace_module(
     """Return a module that runs the graph of another one, which does not change."""
     tracer = _Tracer(arguments, leaves, flatten, example, path)
     # The trace adds constants as attributes of the module; they move to the traced module afterwards.
-    before, attributes = torch.get_rng_state(), set(vars(module))
-    state = {
-        inner_path: [dict(names) for names in _names_of(inner)]
-        for inner_path, inner in module.named_modules()
-    }
+    before, state = torch.get_rng_state(), _StateBefore(module)
     assigned: list[str] = []
     try:
         with recording(tracer, module, leaves.functions):
             graph = tracer.trace(module)
-        if not torch.equal(before, torch.get_rng_state()):
+        if state.has_drawn() or not torch.equal(before, torch.get_rng_state()):
             raise fx.proxy.TraceError(
                 "it draws random numbers that depend on no input, which the graph would repeat"
             )
@@ -1034,8 +1086,8 @@ def trace_module(
     finally:
         tracer.finish()
         torch.set_rng_state(before)
-        assigned += _undo_assignments(module, state)
-        constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
+        constants = {name: vars(module).pop(name) for name in tracer.added() - state.attributes}
+        assigned += state.restore()
     if assigned:
         refusal = fx.proxy.TraceError(f"it assigns {', '.join(assigned)}, which a graph would not do")
         raise _tracing_error(module, path, refusal)
@@ -1057,22 +1109,94 @@ def trace_module(
     return traced
 
 
-def _names_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return vars(module), module._parameters, module._buffers
+class _StateBefore:
+    """Attributes, buffers and random generators of a module before its forward is traced.
 
+    The forward runs while it is traced, on proxies: what it changes then, the graph would not change again.
+    """
 
-def _undo_assignments(module: nn.Module, state: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Restore the attributes that a traced forward has set to proxies, and return their paths."""
-    found = []
-    for path, before in state.items():
-        for names, known in zip(_names_of(module.get_submodule(path)), before, strict=True):
-            for name in [name for name, value in names.items() if isinstance(value, fx.Proxy)]:
+    def __init__(self, root: nn.Module) -> None:
+        self.attributes = set(vars(root))
+        memo: dict[int, Any] = {}  # one for all modules, so that an object that two share stays one object
+        # Path of a module, a table of it, the table before, and copies of attributes with a state.
+        self._names: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._tensors: list[tuple[str, Tensor, int, Tensor]] = []
+        for path, module in root.named_modules():
+            for names in (vars(module), module._parameters, module._buffers, module._modules):
+                is_run = names is vars(module) and not isinstance(module, fx.GraphModule)
+                held = {name: value for name, value in names.items() if name not in _OF_EVERY_MODULE}
+                copies = {name: copied_object(value, memo) for name, value in held.items() if is_run}
+                self._names.append((path, names, dict(names), copies))
+                self._tensors += [
+                    (f"{path}.{name}".lstrip("."), value, value._version, value.detach().clone())
+                    for name, value in held.items()
+                    if is_run and isinstance(value, Tensor) and not value.is_inference()
+                ]
+        values = [value for _, _, names, copies in self._names for value in map(names.get, copies)]
+        self._draws = _GeneratorStates(values, with_global=True)
+
+    def has_drawn(self) -> bool:
+        """Return True if numbers were drawn from a generator of Python, of NumPy, or of the module."""
+        return self._draws.drop_unchanged()
+
+    def restore(self) -> list[str]:
+        """Restore what has changed, and return the paths of the attributes."""
+        found = []
+        for path, names, known, copies in self._names:
+            for name in [*names, *(known.keys() - names.keys())]:
+                value: Any = names.get(name)
+                copied: Any = copies.get(name, known.get(name))
+                if name in names and name in known and _is_unchanged(value, copied, set()):
+                    continue
                 found.append(f"{path}.{name}".lstrip("."))
-                if name in known:
-                    names[name] = known[name]
-                else:
+                if name not in known:
                     del names[name]
-    return found
+                    continue
+                if known[name] is not value:
+                    names[name] = known[name]
+                    continue
+                match value:  # changed in place
+                    case dict() | set():
+                        value.clear()
+                        value.update(copied)
+                    case list() | deque():
+                        value.clear()
+                        value.extend(copied)
+                    case _:
+                        names[name] = copied
+        for path, tensor, version, values in self._tensors:
+            if tensor._version != version:
+                found.append(path)
+                with torch.no_grad():
+                    tensor.copy_(values)
+        self._draws.restore()
+        return found
+
+
+def _is_unchanged(value: Any, copied: Any, seen: set[int]) -> bool:
+    """Return True if a value is as it was when `copied_object` copied it."""
+    if value is copied or id(value) in seen:
+        return True
+    if type(value) is not type(copied):
+        return False
+    seen.add(id(value))
+    match value:
+        case dict():
+            elements, others = [*value, *value.values()], [*copied, *copied.values()]
+        case list() | tuple() | deque():
+            elements, others = list(value), list(copied)
+        case _ if is_object(value):
+            attributes, before = _attributes_of(value), _attributes_of(copied)
+            elements, others = [*attributes, *attributes.values()], [*before, *before.values()]
+        case _:
+            return isinstance(value, _COMPARED) and value == copied
+    return len(elements) == len(others) and all(
+        _is_unchanged(*pair, seen) for pair in zip(elements, others, strict=True)
+    )
+
+
+_COMPARED = (*PLAIN, complex, bytes, set, frozenset)
+"""Types whose values are compared; others must be the same object."""
 
 
 _LISTS = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict

@@ -16,7 +16,7 @@ class LateBias(nn.Module):
     """A layer that adds its bias in a separate step, after ``reduce``, which `sync` sets.
 
     So the bias is added once, to the sum of the products over the processes. A tracer looks inside if
-    ``traceable`` is true.
+    ``traceable`` is true. The arguments of a forward are those of the whole layer.
     """
 
     reduce: Callable[[Any], Any] | None = None
@@ -26,14 +26,11 @@ class LateBias(nn.Module):
         weight: nn.Parameter
         bias: nn.Parameter
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Multiply, reduce, and add the bias."""
-        product, reduce = self.product(hidden), self.reduce
-        return (product if reduce is None else reduce(product)) + self.added()
-
-    def product(self, hidden: Tensor) -> Tensor:
-        """Return the summand of this process."""
-        raise NotImplementedError
+    def finished(self, product: Tensor) -> Tensor:
+        """Reduce the summand of this process, and add the bias."""
+        total, bias = product if self.reduce is None else self.reduce(product), self.added()
+        # Autocast converts the bias of a whole layer, too; patterns expect a graph without a node for it.
+        return total + (bias if self.traceable else bias.to(total.dtype))
 
     def added(self) -> Tensor:
         """Return the bias in the shape in which it is added."""
@@ -43,26 +40,26 @@ class LateBias(nn.Module):
 class LateBiasLinear(LateBias):
     """A linear layer, whole or cut along its inputs."""
 
-    def product(self, hidden: Tensor) -> Tensor:
-        """Return the summand of this process."""
-        return F.linear(hidden, self.weight)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as of the whole layer
+        """Multiply, reduce, and add the bias."""
+        return self.finished(F.linear(input, self.weight))
 
 
 class LateBiasTransposedLinear(LateBias):
     """A linear layer whose weight is kept as inputs times outputs, cut along its inputs."""
 
-    def product(self, hidden: Tensor) -> Tensor:
-        """Return the summand of this process."""
-        return hidden @ self.weight
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply, reduce, and add the bias."""
+        return self.finished(x @ self.weight)
 
 
 class LateBiasConvolution(LateBias):
     """A convolution cut along its input channels."""
 
-    def product(self, hidden: Tensor) -> Tensor:
-        """Return the summand of this process."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as of the whole layer
+        """Convolve, reduce, and add the bias."""
         convolve: Callable[..., Tensor] = self.__getattribute__("_conv_forward")  # it knows the padding modes
-        return convolve(hidden, self.weight, None)
+        return self.finished(convolve(input, self.weight, None))
 
     def added(self) -> Tensor:
         """Return the bias with an axis for each axis of the image."""
@@ -75,18 +72,21 @@ class LateBiasTransposedConvolution(LateBiasConvolution):
     if TYPE_CHECKING:
         stride: tuple[int, ...]
         padding: tuple[int, ...]
-        output_padding: tuple[int, ...]
         groups: int
         dilation: tuple[int, ...]
+        kernel_size: tuple[int, ...]
+        _output_padding: Callable[..., list[int]]
 
-    def product(self, hidden: Tensor) -> Tensor:
-        """Return the summand of this process."""
-        convolve = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[self.weight.dim()]
-        product: Tensor = convolve(
-            hidden, self.weight, None, self.stride, self.padding, self.output_padding, self.groups,
-            self.dilation,
-        )  # fmt: skip
-        return product
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - as above
+        """Convolve, reduce, and add the bias."""
+        n_axes = self.weight.dim() - 2
+        convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[n_axes - 1]
+        more = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, n_axes, self.dilation
+        )
+        return self.finished(
+            convolve(input, self.weight, None, self.stride, self.padding, more, self.groups, self.dilation)
+        )
 
 
 # One class per pair, so that layers of the same class keep equal classes.

@@ -292,25 +292,38 @@ class Checkpointed(ForwardWrapper):
         inner = self.inner
         # Without gradients nothing runs twice, and compiled code recomputes without changing state.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            options: dict[str, Any] = {}
             if self.operators:
-                kwargs["context_fn"] = partial(
+                options["context_fn"] = partial(
                     _contexts_when_compiled, tuple(sorted(self.operators)), self.every
                 )
             return checkpoint(
-                inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
+                # Torch would take arguments of the forward that are named as its own, such as debug.
+                partial(inner, **kwargs),
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=self.preserve_rng,
+                **options,
             )
         before = StateSnapshot(self.module, (args, kwargs), with_global_generators=self.preserve_rng)
         kept = argument_restorer(args, kwargs)
         # A forward may change parameters that no optimizer updates; a second pass would change them again.
         # Not checked are embeddings and recurrent layers: they normalise or flatten weights, which is
         # idempotent.
-        versions = [
-            (name, parameter, parameter._version)
+        parameters = [
+            (name, parameter)
             for path, module in self.module.named_modules()
             if not isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.RNNBase)
             for name, parameter in module.named_parameters(path, recurse=False)
-            if not parameter.requires_grad and not parameter.is_inference()
+            if not parameter.is_inference()
         ]
+        if swapped := [name for name, parameter in parameters if not isinstance(parameter, nn.Parameter)]:
+            raise ConflictError(
+                f"checkpoint: {swapped[0]!r} of {type(self.module).__name__} is another tensor for this call,"
+                " as under torch.func.functional_call, and would not be when it is recomputed; call the"
+                " module with its own parameters, or without checkpoint"
+            )
+        versions = [parameter._version for _, parameter in parameters]
         first, second = self._keeping()
         passes, saved = 0, list[Tensor]()
 
@@ -319,6 +332,8 @@ class Checkpointed(ForwardWrapper):
             passes += 1
             if passes > 2 and self.keeps_second_pass:
                 return _save(torch.zeros((), requires_grad=True), *saved)
+            if passes > 1:
+                self._check_parameters(parameters, versions)
             if kept is not None and passes > 1:
                 positional, named = kept(positional, named)
             is_kept = passes > 1 and self.keeps_second_pass
@@ -331,23 +346,35 @@ class Checkpointed(ForwardWrapper):
 
         try:
             output = checkpoint(
-                run,
+                partial(run, **kwargs),  # as above
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self.preserve_rng,
                 context_fn=lambda: (nullcontext(), before.restored()),
-                **kwargs,
             )
         finally:  # copies live until the backward pass: keep only those of state that this forward changed
             before.drop_unchanged()
-        for name, frozen_parameter, version in versions:
-            if frozen_parameter._version != version:
+        for place, (name, parameter) in enumerate(parameters):
+            before_it, versions[place] = versions[place], parameter._version
+            if not parameter.requires_grad and before_it != parameter._version:
                 raise ConflictError(
                     f"checkpoint: the forward of {type(self.module).__name__} changes its parameter {name!r},"
                     " and would change it again when it is recomputed; make it a buffer, or"
                     " checkpoint a module that does not change it"
                 )
         return output
+
+    def _check_parameters(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], versions: Sequence[int]
+    ) -> None:
+        """Reject parameters that have changed since the forward pass, as autograd does for those it keeps."""
+        for (name, parameter), version in zip(parameters, versions, strict=True):
+            if parameter._version != version:
+                raise ConflictError(
+                    f"checkpoint: parameter {name!r} of {type(self.module).__name__} has changed between the "
+                    "forward pass and its recomputation, whose results would be others; step the optimizer "
+                    "after the backward pass"
+                )
 
     def _keeping(self) -> _Contexts:
         """Return the contexts of the forward in both passes."""

@@ -754,7 +754,7 @@ class Decompose(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Add the bias of this linear layer in a separate step."""
+        """Add the bias of this linear layer in a separate step, under autocast in the type of the bias."""
         mod = sch.mod
         is_late = isinstance(mod, LateBiasLinear)
         if is_late and vars(mod).get("traceable"):

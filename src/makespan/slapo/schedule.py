@@ -982,11 +982,26 @@ def ranks_in(group: dist.ProcessGroup) -> Ranks:
 # --- Primitives that annotate ---
 
 
-def carry_tags(old: nn.Parameter, new: nn.Parameter, tags: Iterable[str]) -> None:
-    """Copy tags to the parameter that replaces another one, except tags that it already has."""
-    for tag in tags:
+def carry_tags(old: nn.Parameter, new: nn.Parameter, tags: Iterable[str] | None = None) -> None:
+    """Copy tags, or all attributes, to the parameter that replaces another one, except those that it has.
+
+    A part of a parameter keeps all attributes, such as one by which an optimizer chooses its weight decay.
+    """
+    for tag in list(vars(old)) if tags is None else tags:
         if tag in old.__dict__ and tag not in new.__dict__:
             setattr(new, tag, old.__dict__[tag])
+
+
+def check_without_hooks(parameter: Tensor, name: str, where: str) -> None:
+    """Reject a parameter with a hook on its gradient, which the one that takes its place would not run."""
+    kinds = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+    for hook in [hook for hooks in kinds for hook in (hooks or {}).values()]:
+        # Those of exchanges are registered again.
+        if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("makespan."):
+            raise ConflictError(
+                f"{where}: {name!r} has a hook on its gradient, which would be lost, as another parameter "
+                "takes its place; register the hook afterwards"
+            )
 
 
 @register_primitive()

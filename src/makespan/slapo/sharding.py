@@ -42,7 +42,7 @@ from makespan.slapo.layouts import (
     sharding_of,
 )
 from makespan.slapo.rewriting import check_not_fused
-from makespan.slapo.schedule import Primitive, carry_tags, register_primitive
+from makespan.slapo.schedule import Primitive, carry_tags, check_without_hooks, register_primitive
 from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
@@ -53,19 +53,24 @@ if TYPE_CHECKING:
 
 
 class VocabularyPart(nn.Module):
-    """An embedding that holds the rows from ``first_row`` on; other ids give zeros."""
+    """An embedding that holds the rows from ``first_row`` on; other ids of the vocabulary give zeros."""
 
     first_row = 0
+    n_rows = 0
 
     if TYPE_CHECKING:
         weight: nn.Parameter
         num_embeddings: int
         padding_idx: int | None
+        sparse: bool
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as of the whole layer
         """Look up the ids whose rows this process holds."""
-        is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
-        rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
+        is_known = (input >= 0) & (input < self.n_rows)  # the whole layer rejects other ids, too
+        torch._assert_async(is_known.all(), f"embedding: an id is outside of the {self.n_rows} rows")
+        is_own = (input >= self.first_row) & (input < self.first_row + self.num_embeddings)
+        own = torch.where(is_own, input - self.first_row, 0)
+        rows = F.embedding(own, self.weight, self.padding_idx, sparse=self.sparse)
         return rows * is_own.unsqueeze(-1).to(rows.dtype)
 
 
@@ -346,6 +351,8 @@ def _embedding(request: ShardRequest) -> ShardEffect:
     if request.name != "weight":
         return ShardEffect()
     if request.axis == 1:
+        if module.max_norm is not None:
+            raise ShardError(f"{request}: a part of a row has another norm; max_norm must be unset")
         return ShardEffect(partition(-1), {"embedding_dim": local})
     if module.max_norm is not None or module.scale_grad_by_freq:
         raise ShardError(
@@ -359,6 +366,7 @@ def _embedding(request: ShardRequest) -> ShardEffect:
     attributes = {
         "num_embeddings": local,
         "first_row": first,
+        "n_rows": request.whole("num_embeddings"),
         "padding_idx": padding - first if is_own else None,
     }
     return ShardEffect(PARTIAL, attributes, behaviour=VocabularyPart)
@@ -534,6 +542,8 @@ def _plan_shard(
                 else "a scalar cannot be cut"
             )
         )
+    if n_parts > 1:
+        check_without_hooks(tensor, name, where)
     axis %= tensor.dim()
     size = tensor.shape[axis]
     if isinstance(groups, tuple):
@@ -648,7 +658,7 @@ def _replace_by_part(sch: Schedule, plan: _Plan) -> None:
         part = whole
     else:
         part = nn.Parameter(shard.part_of(whole.detach()), whole.requires_grad)
-    carry_tags(whole, part, sch.metadata.tags)
+    carry_tags(whole, part)
     vars(part)["shard"] = shard
     sch.metadata.tags.add("shard")
     if shard.world_size > 1:

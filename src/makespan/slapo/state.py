@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from makespan.slapo.errors import ArgumentError, ShardError, close_names
 from makespan.slapo.layouts import Ranks, sharding_of
-from makespan.slapo.schedule import carry_tags
+from makespan.slapo.schedule import carry_tags, check_without_hooks
 from makespan.slapo.sharding import ranks_of
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
             raise ShardError(
                 f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; expected {shape}"
             )
+        if tensor.is_meta:
+            check_without_hooks(tensor, key, "load_full_state_dict")
     loaded: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     owners = owners_of(sch)
     for key, module, name, tensor in entries:
@@ -136,12 +138,11 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
             continue
         shard = sharding_of(module).tensors.get(name)
         part = state[key] if shard is None else shard.part_of(state[key])
-        _load_tensor(sch, module, name, tensor, part, loaded)
+        _load_tensor(module, name, tensor, part, loaded)
 
 
 @torch.no_grad()
 def _load_tensor(
-    sch: "Schedule",
     module: nn.Module,
     name: str,
     tensor: Tensor,
@@ -157,7 +158,7 @@ def _load_tensor(
     elif isinstance(tensor, nn.Parameter):
         if id(tensor) not in loaded:
             new = nn.Parameter(part.to(tensor.dtype, copy=True), tensor.requires_grad)
-            carry_tags(tensor, new, sch.metadata.tags)
+            carry_tags(tensor, new)
             loaded[id(tensor)] = tensor, new
         setattr(module, name, loaded[id(tensor)][1])
     else:

@@ -418,10 +418,20 @@ class Verify:
         )
         notes = [*self._notes]
         notes += [f"{count} x {op}, which may change results" for op, count in counts.items()]
-        if weights is not None and (differed := sorted(set(weights.differed))):
-            more = f" and {len(differed) - _SHOWN_NAMES} more" if len(differed) > _SHOWN_NAMES else ""
-            names = ", ".join(differed[:_SHOWN_NAMES]) + more
-            notes.append(f"taken from the first process, since they differ between processes: {names}")
+        for found, remark in (
+            ()
+            if weights is None
+            else (
+                (weights.differed, "taken from the first process, since they differ between processes"),
+                (
+                    weights.renewed,
+                    "taken from the original, since the schedule brings other values",
+                ),
+            )
+        ):
+            if names := sorted(set(found)):
+                more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+                notes.append(f"{remark}: {', '.join(names[:_SHOWN_NAMES])}{more}")
         unmatched = [] if weights is None else [*weights.lost, *weights.added]
         return VerifyReport(
             self._sch.path,

@@ -106,6 +106,9 @@ class _Copier:
             case torch.Generator():
                 self._remember(value, value.clone_state())
                 return self._done[id(value)]
+            case Tensor():  # no parameter and no buffer, and a forward may change it
+                self._remember(value, value.detach().clone().requires_grad_(value.requires_grad))
+                return self._done[id(value)]
             case types.MethodType():
                 return types.MethodType(value.__func__, self._mapped(value.__self__))
             case functools.partial():
@@ -243,6 +246,8 @@ class Weights:
         Parameters of the scheduled model only, which keep their values, and of the original one only.
     differed
         Parameters and buffers whose values differed between processes.
+    renewed
+        Parameters of the scheduled model that came with values other than those of the original.
     buffers
         Shards that cut buffers out of those of the original model.
     """
@@ -253,6 +258,7 @@ class Weights:
     added: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     differed: list[str] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
     buffers: dict[str, TensorShard] = field(default_factory=dict)
 
 
@@ -279,6 +285,11 @@ def same_weights(
     weights = Weights(original, scheduled, origin, added, [name for name in sources if name not in kept])
     names = {id(tensor): name for name, tensor in (*sources.items(), *original.named_buffers())}
     prepared: dict[str, Tensor] = {}
+    normalised = {
+        id(table.weight)
+        for table in original.modules()
+        if isinstance(table, nn.Embedding | nn.EmbeddingBag) and table.max_norm is not None
+    }  # a forward changes them
 
     # First the original gets its values, then each tensor of the scheduled model is cut out of them: so both
     # models agree whatever the processes held before, and shards fit together.
@@ -300,8 +311,8 @@ def same_weights(
         if not isinstance(tensor, nn.Parameter):
             prepared[name] = values.clone()
             return values.clone()
-        prepared[name] = values
-        return _parameter_like(tensor, values)
+        prepared[name] = values.clone() if id(tensor) in normalised else values
+        return _parameter_like(tensor, prepared[name].clone() if id(tensor) in normalised else values)
 
     weights.original = copy_module(original, prepare)
     shards: dict[int, TensorShard] = {}
@@ -319,6 +330,8 @@ def same_weights(
             if name not in origin:
                 return _parameter_like(tensor, tensor.detach().to(device))
             source, shard = origin[name]
+            if not _has_values_of(sources[source], shard, tensor):
+                weights.renewed.append(name)
             values = prepared[source] if shard is None else shard.part_of(prepared[source])
             return _parameter_like(tensor, values.to(tensor.dtype))
         whole = prepared.get(name)
@@ -330,7 +343,19 @@ def same_weights(
         return (whole if shard is None else shard.part_of(whole)).to(tensor.dtype, copy=True)
 
     weights.scheduled = copy_module(scheduled, take)
+    for model in (weights.original, weights.scheduled):
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # gradients are compared as a whole
     return weights
+
+
+def _has_values_of(whole: Tensor, shard: TensorShard | None, tensor: Tensor) -> bool:
+    """Return True if a parameter holds its part of an original one, or one of them has no values yet."""
+    if whole.is_meta or tensor.is_meta or whole.data_ptr() == tensor.data_ptr():
+        return True
+    part = whole if shard is None else shard.part_of(whole)
+    return torch.equal(part.detach().to(tensor), tensor.detach())
 
 
 def _counterparts(
