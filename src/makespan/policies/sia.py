@@ -227,8 +227,8 @@ class Sizes:
 
     Device counts are powers of two within a node and multiples of a node beyond; the requested count is
     always considered. Left out are counts that are no faster than a smaller one, and placements more than
-    ``max_slowdown`` times slower than the one with the fewest nodes of the same type. The knapsack does not know
-    types: it counts the fastest, and a job gets another where that is what is free.
+    ``max_slowdown`` times slower than the one with the fewest nodes of the same type. The knapsack does not
+    know types: it counts the fastest, and a job gets another where that is what is free.
     """
 
     gpus_per_node: int
