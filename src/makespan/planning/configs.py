@@ -957,8 +957,10 @@ def _stack(fields: _Fields, kind: str) -> Architecture:
     )
     for layer in range(n_layers):
         ffn, extra = family.ffn(fields, family, layer)
-        local = {"chunk" if family.is_chunked else "window": windows[layer]}
-        own = replace(attention, **local)
+        if family.is_chunked:
+            own = replace(attention, chunk=windows[layer])
+        else:
+            own = replace(attention, window=windows[layer])
         layers.append(Layers(1, own, ffn, norm_vectors=family.norm_vectors, extra_parameters=extra + norms))
     positions = 0 if family.position_rows is None else max_seq + family.position_rows
     embedding_dim = fields.whole("word_embed_proj_dim", hidden) if kind == "opt" else hidden

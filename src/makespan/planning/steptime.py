@@ -439,8 +439,8 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                 )
                 continue
             # Separate kernels compute masked scores as well.
-            seen = replace(part, window=0, chunk=0) if stack.attention == "unfused" else part
-            core_flop = seen.core_flop(round(seq), n_encoded if is_cross else None)
+            computed = replace(part, window=0, chunk=0) if stack.attention == "unfused" else part
+            core_flop = computed.core_flop(round(seq), n_encoded if is_cross else None)
             core = grid.micro_batch * core_flop / (tp * cp)
             passes = _CORE_PASSES + again_core
             is_odd = part.head_dim % 8 != 0
