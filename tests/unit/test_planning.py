@@ -128,7 +128,7 @@ def test_a_window_and_a_mask_bound_what_a_token_sees():
     both_sides = dataclasses.replace(chunked, is_causal=False)
     assert both_sides.seen_tokens(1000) == pytest.approx(is_seen.sum() / 1000)
     assert chunked.seen_tokens(300) == causal.seen_tokens(300)
-    with pytest.raises(InputError, match="window 8, chunk 16; expected one of them"):
+    with pytest.raises(InputError, match="window is 8, chunk is 16; expected one of them"):
         Attention(8, 8, 64, 64, window=8, chunk=16)
 
 
