@@ -74,6 +74,7 @@ class StepView:
         self.gpus_per_node = [node.n_gpus for node in cluster.nodes]
         self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
         self.n_gpus = sum(self.gpus_per_node)
+        self.gpus_by_type = Counter(name for node in cluster.nodes for name in [node.gpu.name] * node.n_gpus)
 
     @property
     def pending(self):

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from makespan.policies.base import Queue, preempt, serve
 from makespan.policies.gavel import Matrix, fair_shares, needed_shares
 from makespan.policies.placing import FreeResources
 from makespan.policies.queues import CpuDemands
-from makespan.policies.sia import Menu, Sizes, choose
+from makespan.policies.sia import Group, Menu, Size, Sizes, choose, choose_by_type
 from makespan.sim import Decision, NodeEvent, NodeEventKind, Scenario
 from makespan.studies import TableCatalogue, run as run_scenario
 
@@ -574,6 +575,87 @@ def test_the_integer_knapsack_finds_the_least_cost(case) -> None:
     least = _least_cost(menus, n_gpus)
     assert cost == pytest.approx(least)
     assert _cost(menus, choose(menus, n_gpus, gap=0.05)) <= least + 0.05 * abs(least) + 1e-9
+
+
+@st.composite
+def typed_programmes(draw):
+    groups = []
+    for _ in range(draw(st.integers(1, 4))):
+        kinds = st.tuples(st.integers(1, 6), st.sampled_from("ab"))
+        sizes = sorted(draw(st.sets(kinds, min_size=1, max_size=4)))
+        costs = [draw(st.integers(-40, 5)) / 8 for _ in sizes]
+        jobs = (SimpleNamespace(allocation=None),) * draw(st.integers(1, 3))
+        groups.append(Group(jobs, tuple(Size(*size, (), 1.0) for size in sizes), tuple(costs)))
+    return groups, {"a": draw(st.integers(0, 9)), "b": draw(st.integers(1, 9))}
+
+
+def _least_cost_by_type(groups, present):
+    """Dynamic programming: costs by devices used of both types, job after job."""
+    best = {(0, 0): 0.0}
+    for group in groups:
+        for _ in group.jobs:
+            grown = dict(best)
+            for (used, cost), (size, more) in product(
+                best.items(), zip(group.sizes, group.costs, strict=True)
+            ):
+                a, b = (n + size.n_gpus * (size.gpu_type == name) for n, name in zip(used, "ab", strict=True))
+                if a <= present["a"] and b <= present["b"]:
+                    grown[a, b] = min(grown.get((a, b), 1e9), cost + more)
+            best = grown
+    return min(best.values())
+
+
+@given(typed_programmes())
+@settings(max_examples=60, derandomize=True)
+def test_the_knapsack_of_several_types_finds_the_least_cost(case) -> None:
+    groups, present = case
+    counts = choose_by_type(groups, present)
+    taken = [
+        (number, size, cost)
+        for group, row in zip(groups, counts, strict=True)
+        for number, size, cost in zip(row, group.sizes, group.costs, strict=True)
+    ]
+    assert all(
+        sum(row) <= len(group.jobs) and min(row) >= 0 for group, row in zip(groups, counts, strict=True)
+    )
+    for name, most in present.items():
+        assert sum(number * size.n_gpus for number, size, _ in taken if size.gpu_type == name) <= most
+    assert sum(number * cost for number, _, cost in taken) == pytest.approx(
+        _least_cost_by_type(groups, present)
+    )
+
+
+def test_sia_uses_all_types_and_moves_a_job_to_a_faster_one_that_becomes_free() -> None:
+    jobs = [job("a", 0.0, 100), job("b", 0.0, 1000), job("c", 1.0, 1000)]
+    result = run("sia", jobs, mixed_nodes(1, 1), 5.0, typed({SLOW: 3.0, FAST: 1.0}), interval_s=10.0)
+    first = result.events[result.events["time_s"] == 0.0]
+    assert set(first.loc[first["kind"] == "started", "iter_time_s"]) == {1.0, 3.0}
+    steps = result.events[result.events["kind"].isin(["started", "reconfigured"])]
+    assert steps.loc[steps["job_id"] == "b", "iter_time_s"].tolist() == [3.0, 1.0]
+
+
+def test_sia_keeps_what_jobs_hold_where_others_would_gain_as_much() -> None:
+    jobs = [job(name, 0.0, 1000) for name in "abcd"]  # equal jobs, two of which wait
+    result = run("sia", jobs, mixed_nodes(1, 1), 5.0, typed({SLOW: 1.0, FAST: 1.0}), interval_s=10.0)
+    assert story(result, "suspended", "reconfigured") == []
+
+
+def test_sizes_of_each_type_are_relative_to_the_smallest_and_slowest() -> None:
+    rows = [("ga", "1", 1.0), ("ga", "2", 0.6), ("ga", "4", 0.7)]
+    catalogue = TableCatalogue(
+        replace(item, gpu_types=(name,) * item.n_nodes, key=None)
+        for name, scale in ((FAST, 1.0), (SLOW, 3.0))
+        for item in TableCatalogue.from_tables(
+            [throughput_rows("roberta", [(plan, place, step_s * scale) for plan, place, step_s in rows])]
+        ).all("roberta")
+    )
+    sizes = Sizes(8, 1.5).of(job("a"), catalogue)
+    assert [(size.n_gpus, size.gpu_type, size.speed) for size in sizes] == [
+        (1, SLOW, 1.0),
+        (1, FAST, pytest.approx(3.0)),
+        (2, SLOW, pytest.approx(1 / 0.6)),
+        (2, FAST, pytest.approx(3 / 0.6)),  # four are slower on either type
+    ]
 
 
 # --- Gavel ----------------------------------------------------------------------------------

@@ -244,9 +244,7 @@ class Gavel:
             for column, name in enumerate(types):
                 if name in choices[job]:
                     rates[row, column] = 1.0 / min(job.step_s(item) for item in choices[job][name])
-        n_gpus = Counter[str]()
-        for gpu_type, count in zip(view.gpu_types, view.gpus_per_node, strict=True):
-            n_gpus[gpu_type] += count
+        n_gpus = view.gpus_by_type
         present = np.array([float(n_gpus.get(name, view.n_gpus)) for name in types])
         rates[:, present == 0] = 0.0
         # While no node is up with the devices that a job needs, it has no share and no part in the objective.

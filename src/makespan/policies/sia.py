@@ -1,14 +1,15 @@
 """Sia: every decision chooses the devices of all jobs together, as one multiple-choice knapsack.
 
-Each job takes one size, and all jobs together no more devices than exist. A greedy solution is accepted if
-its cost is within a gap of a lower bound, the Lagrangian bound at the price of a device in the linear
+Each job takes one size, a number of devices of one type, and all jobs together no more devices than exist.
+With several types this is left to a solver of integer programs. With one type, a greedy solution is accepted
+if its cost is within a gap of a lower bound, the Lagrangian bound at the price of a device in the linear
 relaxation. Otherwise the same price rules out most choices: a choice whose reduced cost exceeds the distance
 between the bound and the greedy solution cannot be part of a better one. The remaining choices are solved
-exactly, by dynamic programming over the devices, so schedules do not depend on the version of a solver.
+exactly, by dynamic programming over the devices, so these schedules do not depend on the version of a solver.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -214,11 +215,21 @@ def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One device count of a kind of request: its configurations, fewest nodes first, and normalised speed."""
+    """A number of devices of a type: its configurations, fewest nodes first, and normalised speed."""
 
     n_gpus: int
+    gpu_type: str
     options: tuple[Configuration, ...]
     speed: float
+
+    def is_held(self, job: JobView) -> bool:
+        """Return whether a job holds as many devices of this type now."""
+        held = job.allocation
+        return held is not None and _size_of(held.configuration) == (self.n_gpus, self.gpu_type)
+
+
+def _size_of(item: Configuration) -> tuple[int, str]:
+    return item.n_gpus, item.types_by_count[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +237,8 @@ class Sizes:
     """Sizes of each kind of request, computed once per kind.
 
     Device counts are powers of two within a node and multiples of a node beyond; the requested count is
-    always considered. Left out are counts that are no faster than a smaller one, and placements more than
-    ``max_slowdown`` times slower than the one with the fewest nodes of the same type. The knapsack does not
-    know types: it counts the fastest, and a job gets another where that is what is free.
+    always considered. Left out are counts that are no faster than a smaller one of the same type, and
+    placements more than ``max_slowdown`` times slower than the one with the fewest nodes.
     """
 
     gpus_per_node: int
@@ -236,7 +246,7 @@ class Sizes:
     _known: dict[tuple[str, str, int], tuple[Size, ...]] = field(default_factory=dict)
 
     def of(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
-        """Return the sizes of a job, smallest first, each faster than the one before."""
+        """Return the sizes of a job, fewest devices first, and of equally many the slowest first."""
         key = (spec.workload, spec.plan, spec.n_gpus)
         if key not in self._known:
             self._known[key] = self._look_up(spec, catalogue)
@@ -244,30 +254,27 @@ class Sizes:
 
     def _look_up(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
         reference = catalogue.requested(spec)
-        by_count: dict[int, list[Configuration]] = {}
+        by_size: dict[tuple[int, str], list[Configuration]] = {}
         for item in fastest_by_placement(
             item for item in catalogue.all(reference.workload) if keeps_plan(reference, item)
         ):
             if item.n_gpus == reference.n_gpus or self._is_regular(item.n_gpus):
-                by_count.setdefault(item.n_gpus, []).append(item)
+                by_size.setdefault(_size_of(item), []).append(item)
+        slowest_first = sorted(
+            by_size.items(), key=lambda entry: (entry[0][0], -entry[1][0].predicted_iter_time_s)
+        )
         sizes: list[Size] = []
-        for n_gpus, items in sorted(by_count.items()):
-            by_type: dict[str, list[Configuration]] = {}
-            for item in items:
-                by_type.setdefault(item.types_by_count[0], []).append(item)
-            typed = sorted(by_type.values(), key=lambda of_type: of_type[0].predicted_iter_time_s)
-            step_s = typed[0][0].predicted_iter_time_s
+        fastest: dict[str, float] = {}
+        for (n_gpus, gpu_type), items in slowest_first:
+            step_s = items[0].predicted_iter_time_s
             base = sizes[0].options[0] if sizes else items[0]
             speed = base.n_gpus * base.predicted_iter_time_s / step_s
-            if sizes and speed <= sizes[-1].speed:
+            if speed <= fastest.get(gpu_type, 0.0):
                 continue
-            options = tuple(
-                item
-                for of_type in typed
-                for item in of_type
-                if item.predicted_iter_time_s <= self.max_slowdown * of_type[0].predicted_iter_time_s
-            )
-            sizes.append(Size(n_gpus, options, speed))
+            fastest[gpu_type] = speed
+            limit_s = self.max_slowdown * step_s
+            options = tuple(item for item in items if item.predicted_iter_time_s <= limit_s)
+            sizes.append(Size(n_gpus, gpu_type, options, speed))
         return tuple(sizes)
 
     def _is_regular(self, n_gpus: int) -> bool:
@@ -283,6 +290,37 @@ class Group:
     jobs: tuple[JobView, ...]
     sizes: tuple[Size, ...]
     costs: tuple[float, ...]
+
+
+_TIE = 1e-4  # relative, by which a size that a job holds counts as better than it is
+
+
+def choose_by_type(groups: Sequence[Group], present: Mapping[str, int]) -> list[list[int]]:
+    """Return how many jobs of each group take each size, with ``present`` devices of each type.
+
+    The solution is optimal, because a gap, or a tie that is broken anew in each round, would restart jobs for
+    nothing. Of equally good ones it keeps what jobs hold.
+    """
+    from scipy.optimize import LinearConstraint, milp  # loads slowly, and most clusters have one type
+
+    choices = [(row, size) for row, group in enumerate(groups) for size in group.sizes]
+    row_of_type = {name: len(groups) + number for number, name in enumerate(present)}
+    uses = np.zeros((len(groups) + len(present), len(choices)))
+    for column, (row, size) in enumerate(choices):
+        uses[row, column] = 1
+        uses[row_of_type[size.gpu_type], column] = size.n_gpus
+    costs = np.array([cost for group in groups for cost in group.costs])
+    is_held = np.array([size.is_held(groups[row].jobs[0]) for row, size in choices])
+    found = milp(
+        np.where(is_held, costs * (1 + _TIE), costs),
+        integrality=np.ones(len(choices), dtype=int),
+        constraints=LinearConstraint(uses, ub=[*(len(group.jobs) for group in groups), *present.values()]),
+        options={"mip_rel_gap": 0.0},
+    )
+    if found.x is None:
+        raise RuntimeError(f"no devices for any job is a solution, but: {found.message}")
+    numbers = iter(np.rint(found.x).astype(int).tolist())
+    return [[next(numbers) for _ in group.sizes] for group in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,16 +359,22 @@ class Sia:
     def decide(self, view: ClusterView, state: Sizes) -> tuple[Decision, Sizes]:
         """Solve the knapsack, then place the sizes that it chose."""
         groups = self._groups(view, state)
-        menus = [
-            Menu(len(group.jobs), tuple(size.n_gpus for size in group.sizes), group.costs) for group in groups
-        ]
-        counts = choose(menus, view.n_gpus, self.gap)
-        changes = _realise(view, groups, counts)
+        changes = _realise(view, groups, self._counts(groups, view))
         # Damping ends as a job grows older, so the next round may change sizes even if nothing happens.
         may_change = any(len(group.sizes) > 1 for group in groups if group.jobs[0].allocation is not None)
         round_s = view.interval_s or self.interval_s
         again_s = (math.floor(view.time_s / round_s * (1 + 1e-12)) + 1) * round_s
         return Decision(changes, again_s if may_change or changes else None), state
+
+    def _counts(self, groups: Sequence[Group], view: ClusterView) -> list[list[int]]:
+        """Return how many jobs of each group take each size."""
+        types = {size.gpu_type for group in groups for size in group.sizes}
+        if len(types) > 1:
+            return choose_by_type(groups, view.gpus_by_type)
+        menus = [
+            Menu(len(group.jobs), tuple(size.n_gpus for size in group.sizes), group.costs) for group in groups
+        ]
+        return choose(menus, view.gpus_by_type.get("".join(types), view.n_gpus), self.gap)
 
     def _groups(self, view: ClusterView, sizes: Sizes) -> list[Group]:
         catalogue = view.catalogue
@@ -349,16 +393,15 @@ class Sia:
         delay_s = view.restart_delay_s
         lost_s = (job.restart_count + 1) * delay_s
         damping = max(age_s - lost_s, 0.0) / (age_s + delay_s) if age_s + delay_s > 0 else 1.0
-        held = _n_gpus(job)
-        sizes = _limited(sizes, held, self.growth)
-        # Speeds are relative to the smallest size; the size that the job holds counts on its present nodes.
         present = None if job.allocation is None else job.allocation.configuration
+        sizes = _limited(sizes, 0 if present is None else present.n_gpus, self.growth)
+        # Speeds are relative to the smallest size; the size that the job holds counts on its present nodes.
         least_s = sizes[0].n_gpus * job.step_s(sizes[0].options[0])
         costs = []
         for size in sizes:
             item = size.options[0] if present is None or present not in size.options else present
             speed = least_s / job.step_s(item)
-            costs.append(self._cost(speed if size.n_gpus == held else max(damping, 1e-6) * speed))
+            costs.append(self._cost(speed if size.is_held(job) else max(damping, 1e-6) * speed))
         return Group((job,), sizes, tuple(costs))
 
     def _cost(self, worth: float) -> float:
@@ -366,17 +409,17 @@ class Sia:
 
 
 def _limited(sizes: tuple[Size, ...], n_gpus: int, factor: float | None) -> tuple[Size, ...]:
-    """Return the sizes up to a multiple of ``n_gpus`` devices, and the next size if the factor exceeds 1."""
+    """Return the sizes up to a multiple of ``n_gpus`` devices, and the next size if the factor exceeds 1.
+
+    The smallest of each type is always among them.
+    """
     if factor is None:
         return sizes
     most = factor * n_gpus
     if factor > 1:
         most = max(most, min((size.n_gpus for size in sizes if size.n_gpus > n_gpus), default=n_gpus))
-    return tuple(size for size in sizes if size.n_gpus <= most) or sizes[:1]
-
-
-def _n_gpus(job: JobView) -> int:
-    return 0 if job.allocation is None else job.allocation.configuration.n_gpus
+    smallest = {size.gpu_type: size for size in reversed(sizes)}
+    return tuple(size for size in sizes if size.n_gpus <= most or size is smallest[size.gpu_type])
 
 
 def _realise(
@@ -394,7 +437,7 @@ def _realise(
         chosen = [k for k in range(len(numbers))[::-1] for _ in range(numbers[k])]
         for position, job in enumerate(group.jobs):
             size = group.sizes[chosen[position]] if position < len(chosen) else None
-            if size is not None and size.n_gpus == _n_gpus(job):
+            if size is not None and size.is_held(job):
                 continue
             if job.allocation is not None:
                 changes[job.spec.job_id] = None

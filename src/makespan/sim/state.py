@@ -573,6 +573,14 @@ class ClusterView:
         return self._nodes.gpu_types
 
     @property
+    def gpus_by_type(self) -> dict[str, int]:
+        """Devices present now of each type; a new dictionary."""
+        present = dict.fromkeys(self.gpu_types, 0)
+        for gpu_type, n_gpus in zip(self.gpu_types, self.gpus_per_node, strict=True):
+            present[gpu_type] += n_gpus
+        return present
+
+    @property
     def free_gpus(self) -> list[int]:
         """Free devices of every node; a new list."""
         return self._nodes.free_gpus.copy()
