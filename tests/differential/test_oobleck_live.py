@@ -244,6 +244,8 @@ def test_a_trained_model_is_exported_as_a_plain_state_dict(tmp_path):
             assert torch.equal(one, oracle.state(layer)[f"parameter/{name}"])
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         export_model(tmp_path / "other", target)
+    with pytest.raises(InputError, match=r"iterations\.csv, which is a file of the run"):
+        export_model(tmp_path / "run", tmp_path / "run" / "iterations.csv")
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_file_and_the_free_space(tmp_path):

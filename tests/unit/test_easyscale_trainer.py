@@ -199,6 +199,17 @@ def test_the_exported_model_is_a_plain_state_dict(straight, tmp_path):
     assert not (tmp_path / "other.pt").exists()
 
 
+def test_an_export_replaces_no_file_of_its_run(copied):
+    assert export_model(copied, export_model(copied, copied / "model.pt")) == copied / "model.pt"
+    kept = [path for path in copied.rglob("*") if path != copied / "model.pt"]
+    assert {"steps.csv", "checkpoints"} <= {path.name for path in kept}
+    before = [path.read_bytes() for path in kept if path.is_file()]
+    for path in kept:
+        with pytest.raises(InputError, match="which is a file of the run; expected another one"):
+            export_model(copied, path)
+    assert [path.read_bytes() for path in kept if path.is_file()] == before
+
+
 def test_without_its_package_no_file_of_safetensors_is_promised(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"model\.safetensors, but the package safetensors is not installed"):

@@ -1169,9 +1169,10 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     makespan.errors.CheckpointError
         There is no checkpoint, or all are damaged.
     makespan.errors.InputError
-        The file is to be ``.safetensors``, and the package is missing or an entry is not a tensor.
+        The file is to be ``.safetensors``, and the package is missing or an entry is not a tensor; or it is
+        a file of the run itself.
     """
-    check_weights_path(path)
+    check_weights_path(path, run_dir)
     checkpoint = RunFolder(Path(run_dir)).checkpoint()
     if checkpoint is None:
         raise CheckpointError(

@@ -34,9 +34,10 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     makespan.errors.CheckpointError
         There is no checkpoint, or every checkpoint is damaged.
     makespan.errors.InputError
-        The file is to be ``.safetensors``, and the package is missing or an entry is not a tensor.
+        The file is to be ``.safetensors``, and the package is missing or an entry is not a tensor; or it is
+        a file of the run itself.
     """
-    check_weights_path(path)
+    check_weights_path(path, run_dir)
     checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
     if checkpoint is None:
         raise CheckpointError(

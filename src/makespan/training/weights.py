@@ -10,10 +10,19 @@ from makespan.errors import InputError
 from makespan.files import atomic_path
 
 _SAFETENSORS = ".safetensors"
+_EXPORTED = (".pt", ".pth", ".bin", ".ckpt", _SAFETENSORS)  # no file of a run but in its folders
 
 
-def check_weights_path(path: str | Path) -> None:
-    """Raise an `InputError` if a file cannot be written in the format that its suffix names."""
+def check_weights_path(path: str | Path, run_dir: str | Path | None = None) -> None:
+    """Raise an `InputError` if a file cannot be written in the format that its suffix names.
+
+    Weights that were exported to the directory of a run may be replaced, the files of the run itself not.
+    """
+    if run_dir is not None and Path(path).exists():
+        file, folder = Path(path).resolve(), Path(run_dir).resolve()
+        is_of_run = file.parent != folder or file.suffix not in _EXPORTED
+        if folder in file.parents and is_of_run:
+            raise InputError(f"output is {path}, which is a file of the run; expected another one")
     if Path(path).suffix == _SAFETENSORS and find_spec("safetensors") is None:
         raise InputError(
             f"output is {path}, but the package safetensors is not installed; expected it, or a file with "
