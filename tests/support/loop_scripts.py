@@ -913,6 +913,8 @@ def wrong(run, kind):
                 scheduler.step()
             if kind == "rate in a turn" or (kind == "late rate in a turn" and loop.step == 5):
                 optimizer.param_groups[0]["lr"] *= 0.9
+            if kind == "late option in a turn" and loop.step == 5:
+                optimizer.param_groups[0]["betas"] = (0.8, 0.9)
             if kind == "written in turns" or (kind == "late weights in turns" and loop.step == 5):
                 with torch.no_grad():
                     model.weight *= 1.0 if kind == "written in turns" else 0.9

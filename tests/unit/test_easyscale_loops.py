@@ -98,6 +98,7 @@ def test_a_mistake_is_named_in_one_line_before_a_mini_batch_is_done(tmp_path, ki
     [
         ("late rate in a turn", "0,1", "the turn of a logical worker changes optimizer, which all share"),
         ("late rate in a turn", "0/1", "the turn of a logical worker changes optimizer, which all share"),
+        ("late option in a turn", "0,1", "the turn of a logical worker changes optimizer, which all share"),
         ("late weights in turns", "0,1", "a forward pass changes parameter weight, and the next pass"),
     ],
 )  # fmt: skip

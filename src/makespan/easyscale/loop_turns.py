@@ -333,7 +333,7 @@ class LoopESTs:
     def _shared(self) -> dict[str, object]:
         """Return what all logical workers share besides models, by its name in a checkpoint.
 
-        In a mini-batch that is not watched these are the options of optimizers that are numbers.
+        In a mini-batch that is not watched these are the options of optimizers alone.
         """
         if self._watches:
             return {
@@ -343,7 +343,7 @@ class LoopESTs:
             }
         return {
             f"optimizer {name}".rstrip(): [
-                {option: value for option, value in group.items() if isinstance(value, (int, float))}
+                {option: value for option, value in group.items() if isinstance(value, int | float | tuple)}
                 for group in optimizer.param_groups
             ]
             for name, optimizer in self._parts.optimizers.items()

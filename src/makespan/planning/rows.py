@@ -175,7 +175,7 @@ def _measured(row: Mapping[str, str]) -> Measured:
         length = f"of {seen} tokens" if seen else "whose tokens see all earlier ones"
         assumed = (*assumed, f"packed sequences {length}")
         if seen:  # a token sees half of its sequence in the mean
-            model = model.with_attention(window=seen // 2)
+            model = model.with_attention(window=seen // 2, chunk=0)
     training = Training(
         model,
         _count(row, "seq"),
