@@ -229,7 +229,7 @@ def _today(results: _Results) -> str:
         (testbed[["gpus", "restart_delay_s"]] == first).all(axis=1) & (testbed["trace"] == "base")
     ]
     head, cells = ["policy"], list[dict[str, list[str]]]()
-    for where, table in (("64 H100, models of today", own), ("testbed", beside)):
+    for where, table in (("models of today", own), ("testbed", beside)):
         head += [f"{where}, {table['lists'].min()} lists: average JCT [s]", "makespan [ks]"]
         rows = table.to_dict("records")
         cells.append({str(row["policy"]): _mean_cells(row) for row in rows})
@@ -245,7 +245,7 @@ def _carried(results: _Results) -> str:
     claims = results.claims()
     own = claims[claims["paper"] == "Morphling"]
     verdicts: dict[str, dict[str, str]] = {}
-    for artifact, place in (("Table 4", " on Base lists is"), ("Models of today", " on 64 H100 with")):
+    for artifact, place in (("Table 4", " on Base lists is"), ("Models of today", " with models")):
         of_artifact = own[own["artifact"] == artifact]
         for statement, verdict in zip(of_artifact["statement"], of_artifact["verdict_emulated"], strict=True):
             what, found, rest = str(statement).partition(place)

@@ -198,7 +198,8 @@ class Instantiations(Experiment):
             "Plans",
             "Time of every pipeline under the published choice and under ours: of "
             "the templates that the artifact prints, in its own measure, and of "
-            "random layers on 21 nodes with 4096 microbatches by the simulated "
+            "random layers on {nodes: largest instantiation.n_nodes} with "
+            "{microbatches: largest instantiation.global_microbatches} by the simulated "
             "schedule, one plan each. A line over the dots of its pipelines is an "
             "iteration, with its time. The vertical axes do not start at 0. "
             "No source of iteration times plays a part.",
