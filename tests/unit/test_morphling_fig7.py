@@ -210,8 +210,8 @@ def test_nothing_runs_if_the_model_finds_nothing(install):
 def test_throughput_and_published_values(table):
     row = cell(table, "TP+DP", "2x4")
     assert row["throughput_samples_per_s"] == 16 / 4.0
-    assert row["published_iter_time_s"] == 4.1
-    assert math.isnan(cell(table, "TP+PP", "2x4")["published_iter_time_s"])
+    assert math.isnan(row["published_iter_time_s"])  # no stage of the paper, though a cell has its name
+    assert math.isnan(cell(table, "TP+PP", "1x4")["published_iter_time_s"])
     assert cell(table, MORPHLING, "1x1")["published_plan"] == "offload"
     assert cell(table, MORPHLING, "1x1 2xCPU")["iter_time_s"] == 46.0
 

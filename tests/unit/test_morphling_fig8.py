@@ -95,7 +95,8 @@ def test_of_equal_divisions_the_most_even_one_is_taken():
 
 
 def test_with_a_count_that_cannot_run_the_job_keeps_fewer():
-    row = pick(fig8({"flat": FLAT, "steep": STEEP}, 6), "Simple", "flat")
+    large = job([("tp+ga", "1", 9.0, True), ("tp+ga", "3", 3.0, True), ("tp+ga", "6", 2.0, True)])
+    row = pick(fig8({"flat": FLAT, "large": large}, 6), "Simple", "flat")
     assert (row["gpus"], row["plan"]) == (3, "ga")
     assert row["speedup"] == pytest.approx(1 / 1.1)
 
@@ -105,6 +106,8 @@ def test_published_cells_stand_beside():
     assert pick(table, "Simple", "flat")["published_speedup"] == 0.9
     assert np.isnan(pick(table, "Simple", "steep")["published_speedup"])
     assert pick(table, "Simple", "steep")["published_plan"] == ""
+    three = fig8({"flat": FLAT, "steep": STEEP}, 3)  # the paper has four
+    assert three["published_speedup"].isna().all() and set(three["published_plan"]) == {""}
 
 
 def test_flagged_rows_count_and_the_speedup_without_them_stands_beside():
@@ -125,6 +128,11 @@ def test_infeasible_rows_are_not_plans():
     rows = [("ga", "1", 0.0, True), ("ga", "2", 1.1, True), ("ga", "4", 1.0, True)]
     with pytest.raises(TraceError, match=r"job 'flat': .* no feasible plan on one node with 1 GPU"):
         fig8({"flat": job(rows), "steep": STEEP}, 4)
+
+
+def test_more_gpus_than_a_node_of_the_tables_has():
+    with pytest.raises(InputError, match=r"fig8\.gpus is 6; expected a number that a job has on one node"):
+        fig8({"flat": FLAT, "steep": STEEP}, 6)
 
 
 def test_fewer_gpus_than_jobs():

@@ -163,9 +163,7 @@ def test_models_of_today_stand_beside_the_testbed_and_leads_are_counted(results)
         schema = PAPER.schema_of(table)
         write_csv(frame(schema, rows), path, schema)
     head, first, second = cells(page(results)["models of today"])
-    assert head[1] == "models of today, 5 lists: average JCT [s]" and head[3].startswith(
-        "testbed, 10"
-    )
+    assert head[1] == "models of today, 5 lists: average JCT [s]" and head[3].startswith("testbed, 10")
     both = ["3425 (2328 to 5038)", "77.0 (71.0 to 83.0)", "1358 (2328 to 5038)", "77.0 (71.0 to 83.0)"]
     assert first == ["`morphling`", *both] and second == ["`fifo`", *both[:2], "–", "–"]
     claims = pd.read_csv(results / "claims.csv")

@@ -142,7 +142,8 @@ class Fig7(OnMachine):
         dict of str to pandas.DataFrame
             A row per strategy and stage, with the columns ``placement, cpu_threads, n_tried`` (plans that
             Morphling ran in the stage) and ``published_plan`` behind those of the schema. Where nothing can
-            run, plan is empty, and time and throughput are 0. A profile has no published cells.
+            run, plan is empty, and time and throughput are 0. Only the paper's job has published cells, and
+            only in the paper's stages.
 
         Raises
         ------
@@ -169,8 +170,11 @@ class Fig7(OnMachine):
             for stage in stages
         ]
         printed = given.cells["fig7"].drop(columns="source", errors="ignore")
-        if is_profiled(given):  # whose stages may have the names of the paper's
-            printed = printed[:0]
+        # Published are values of the paper's job in the paper's stages, not of others with their names.
+        defaults = type(self).model_fields
+        is_papers = not is_profiled(given) and self.workload == defaults["workload"].default
+        alike = {stage.name for stage in stages if is_papers and stage in defaults["stages"].default}
+        printed = printed[printed["stage"].isin(alike)]
         table = pd.DataFrame(records).merge(printed, how="left", on=["strategy", "stage"])
         table["published_plan"] = table["published_plan"].fillna("")
         return {"fig7": table}

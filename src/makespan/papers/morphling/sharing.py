@@ -79,13 +79,17 @@ class Fig8(Experiment):
         Raises
         ------
         InputError
-            There are fewer GPUs than jobs.
+            There are fewer GPUs than jobs, or more than a node of the tables has.
         TraceError
             A job has no feasible row on one node with a number of GPUs that it may get.
         """
         jobs, gpus = list(given.times), self.gpus
         if gpus < len(jobs):
             raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; expected at least one GPU a job")
+        if not any((table["placement"] == Placement((gpus,)).text).any() for table in given.times.values()):
+            raise InputError(
+                f"fig8.gpus is {gpus}; expected a number that a job has on one node in some table"
+            )
         curves = {job: _curve(job, table, gpus) for job, table in given.times.items()}
         share, rest = divmod(gpus, len(jobs))
         equal = tuple(share + (number < rest) for number in range(len(jobs)))
@@ -106,6 +110,8 @@ class Fig8(Experiment):
                     }
                 )
         printed = given.cells["fig8"].drop(columns="source", errors="ignore")
+        if gpus != type(self).model_fields["gpus"].default:  # published are speed-ups over as many
+            printed = printed[:0]
         table = pd.DataFrame(records).merge(printed, how="left", on=["scheduler", "job"])
         table["published_plan"] = table["published_plan"].fillna("")
         return {"fig8": table}
