@@ -20,6 +20,7 @@ sys.dont_write_bytecode = False
 
 import pandas as pd
 import pytest
+from counted_lines import hide_counters_from_torch
 from golden_files import HEADER, agree
 from hypothesis import HealthCheck, settings
 
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
+    hide_counters_from_torch()
     # Else each full collection looks through all modules and tests: a tenth of the time of a test process.
     gc.collect()
     gc.freeze()

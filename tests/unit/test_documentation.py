@@ -118,10 +118,6 @@ def compare_picture(page, drawn, is_updated):
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, request):
     if page in TRAINS:
         pytest.importorskip("torch")
-    if "compiler=" in page.read_text():
-        from traceable import make_recomputation_traceable  # loads torch
-
-        make_recomputation_traceable()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     names, modules = {"__name__": "documentation"}, set(sys.modules)

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 import odd_transformers
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
-from traceable import make_recomputation_traceable
 
 from makespan.slapo import (
     ArgumentError,
@@ -40,11 +39,6 @@ def wrong(graph, examples):
         return tuple(2 * value if value.is_floating_point() else value for value in graph(*values))
 
     return run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traceable():
-    make_recomputation_traceable()
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import odd_transformers
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from traceable import make_recomputation_traceable
 
 from makespan.slapo import (
     ArgumentError,
@@ -160,7 +159,6 @@ def test_a_kept_result_that_is_changed_in_place_is_named_before_the_backward_pas
 
 
 def test_compiled_code_keeps_them_too():
-    make_recomputation_traceable()
     plain, sch = odd_transformers.seeded("Harbour").eval(), harbour(keep="products", every=2)
     compiled = torch.compile(sch.mod.eval(), backend="aot_eager")
     for model in (plain, compiled):
