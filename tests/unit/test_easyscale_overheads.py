@@ -324,6 +324,15 @@ def test_every_statement_can_fail(made_up, check):
     assert found[check] == "fails"
 
 
+def test_memory_that_differs_between_repetitions_leaves_a_statement_open(made_up):
+    where = {"method": "easyscale", "k": 4, "model": "resnet50"}
+    # 20.5 MiB over 20, and at most 1.05 times as much
+    for spread, verdict in {0.0: "holds", 0.9: "holds", 1.2: "undecided"}.items():
+        found, rows = verdicts(changed(made_up, "fig10", where, {"peak_mem_range_mib": spread}))
+        assert found["memory_of_sharing"] == verdict
+    assert "measurements spread across the limit: resnet50" in "".join(rows["note"])
+
+
 def test_the_control_has_no_say(made_up):
     tables = changed(made_up, "fig12", {"device": "C"}, {"d1_norm": 9.0, "d1d2_norm": 9.0})
     assert verdicts(tables)[0] == verdicts(made_up)[0]

@@ -241,22 +241,29 @@ def _sharing(tables: Tables, claim: Claim, method: str) -> dict[str, pd.DataFram
     return {str(model): rows.reset_index(drop=True) for model, rows in grouped}
 
 
+def _peaks(rows: pd.DataFrame) -> dict[int, _Value]:
+    """Return the memory of those that fit, by how many share the device; printed cells have no range."""
+    fits, spread = rows[~rows["is_over"]], "peak_mem_range_mib"
+    halves = number(fits, spread) / 2 if spread in fits else pd.Series(0.0, fits.index)
+    cells = zip(fits["k"], number(fits, "peak_mem_mib"), halves, strict=True)
+    return {int(k): _Value(float(peak), float(half)) for k, peak, half in cells}
+
+
 def _memory_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
     found = {}
     for model, rows in _sharing(tables, claim, "easyscale").items():
-        memory = number(rows[~rows["is_over"]], "peak_mem_mib").to_numpy()
+        memory = list(_peaks(rows).values())
         if len(memory) > 1:
-            found[model] = _Value(float(memory[-1] / memory[0]))
+            found[model] = memory[-1].over(memory[0])
     return _verdict(found, lambda ratio: ratio <= claim.limit, _range(found.values(), "x"))
 
 
 def _memory_of_packing(tables: Tables, claim: Claim) -> Finding | None:
     found = {}
     for model, rows in _sharing(tables, claim, "packing").items():
-        fits = rows[~rows["is_over"]]
-        share = (number(fits, "peak_mem_mib") / fits["k"]).to_numpy()
-        if len(share) > 1:
-            found[model] = _Value(float(min(share[1:]) / share[0]))
+        shares = [memory.over(_Value(k)) for k, memory in _peaks(rows).items()]
+        if len(shares) > 1:
+            found[model] = min(shares[1:], key=lambda share: share.value).over(shares[0])
     return _verdict(found, lambda ratio: ratio >= claim.limit, _range(found.values(), "x k"))
 
 

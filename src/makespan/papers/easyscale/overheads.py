@@ -329,10 +329,13 @@ def _step_times_s(records: Sequence[Record], way: str) -> Samples:
 
 def _sharing_row(records: Sequence[Record], method: str, k: int, alone: Samples) -> Record:
     """Return memory and time of ``k`` workers that share a device, over all repetitions."""
-    names = ("held_bytes", "gradient_sets_bytes")
-    held, sets = (float(np.median([one[name] for one in records])) / _MIB for name in names)
+    peaks, sets = (
+        np.array([one[name] for one in records]) / _MIB for name in ("held_bytes", "gradient_sets_bytes")
+    )
+    held, of_sets = float(np.median(peaks)), float(np.median(sets))
     micro_batches = _step_times_s(records, method) / k
-    row: Record = {"peak_mem_mib": held, "gradient_sets_mib": sets, "total_mem_mib": held + sets}
+    row: Record = {"peak_mem_mib": held, "peak_mem_range_mib": float(np.ptp(peaks))}
+    row |= {"gradient_sets_mib": of_sets, "total_mem_mib": held + of_sets}
     row |= _median_and_iqr("micro_batch", micro_batches) | {"samples": micro_batches.size}
     row["cpu_share"] = _cpu_share(records, [method]) if micro_batches.size else float("nan")
     row |= _ratio_of_medians("norm_throughput", alone, micro_batches)
