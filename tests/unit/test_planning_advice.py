@@ -660,7 +660,7 @@ device = "l4"
 n_gpus = 1
 memory_gib = 4
 memory_gb_per_s = 10
-peak_tflop_per_s = { fp32 = 0.05 }
+peak_tflop_per_s = { fp32 = 1 }
 products = { fp32 = [0.5, 64] }
 """
 SMALL = ("--seq", "64", "--batch", "8")
