@@ -168,6 +168,12 @@ WRONG = [
         "morphling.fig7.stages[0].plcement: unknown key; expected name, placement, cpu_threads.",
         "Did you mean 'placement'?",
     ),
+    (
+        "morphling.simulation.threads.cpu_threads",
+        [2, 4],
+        "morphling.simulation.threads: found",
+        "cpu_threads with 8, which jobs request, among them",
+    ),
     ("morphling.fig8.workloads", ["vit"], "morphling.fig8.workloads: found ['vit']", "a list of at least 2"),
 ]
 

@@ -80,8 +80,8 @@ def terms(training, layout, machines, stack="megatron-bridge"):
     )
 
 
-def memory(training, layout, machines, stack="torchtitan"):
-    found = memory_table(training, Grid.of([layout]), machines, software(stack))[0]
+def memory(training, layout, stack="torchtitan"):
+    found = memory_table(training, Grid.of([layout]), software(stack))[0]
     return dict(zip(COMPONENTS, found, strict=True))
 
 
@@ -318,11 +318,12 @@ def test_a_layout_alone_has_the_bits_that_it_has_in_a_grid(model, stack):
     odd += [Layout(dp=4, tp=2, pp=4, cp=2, pipeline="zero-bubble", sequence_parallel=False)]
     found += [dataclasses.replace(one, ep=8 if model.is_mixture else 1) for one in odd]
     grid, used = Grid.of(found), software(stack)
-    terms_s, needed = (f(training, grid, machines, used) for f in (ideal_terms, memory_table))
+    terms_s = ideal_terms(training, grid, machines, used)
+    needed = memory_table(training, grid, used)
     for i, one in enumerate(found):
         alone = Grid.of([one])
         assert ideal_terms(training, alone, machines, used).tobytes() == terms_s[i].tobytes()
-        assert memory_table(training, alone, machines, used).tobytes() == needed[i].tobytes()
+        assert memory_table(training, alone, used).tobytes() == needed[i].tobytes()
 
 
 def test_a_grid_of_several_blocks_keeps_order_and_bits():
@@ -513,7 +514,7 @@ def test_what_of_a_run_is_not_as_one_may_think_is_said():
 
 
 def test_states_have_sixteen_bytes_a_parameter_and_are_divided_as_the_stage_says():
-    model, machines = dense(), read_machines("8xh100-80")
+    model = dense()
     training = Training(model, 1024, 8)
     for zero, expected in [
         (0, 2 + 2 + 12),
@@ -521,7 +522,7 @@ def test_states_have_sixteen_bytes_a_parameter_and_are_divided_as_the_stage_says
         (2, 2 + (2 + 12) / 8),
         (3, (2 + 2 + 12) / 8),
     ]:
-        found = memory(training, Layout(dp=8, zero=zero), machines)
+        found = memory(training, Layout(dp=8, zero=zero))
         states = found["parameters"] + found["gradients"] + found["optimizer"]
         assert states == pytest.approx(expected * model.parameters)
 
@@ -538,28 +539,27 @@ def test_states_have_sixteen_bytes_a_parameter_and_are_divided_as_the_stage_says
 )
 def test_memory_is_near_what_was_printed(n_gpus, seq, layout, printed_gib):
     one = parse_layout(layout, n_gpus)
-    machines = read_machines(f"{n_gpus}xh100-96")
-    found = memory(Training(dense(), seq, one.dp * one.micro_batch), one, machines)
+    found = memory(Training(dense(), seq, one.dp * one.micro_batch), one)
     assert sum(found.values()) / GIB == pytest.approx(printed_gib, rel=0.06)
 
 
 def test_recomputation_and_pipelines_change_what_is_kept():
-    training, machines = Training(dense(), 8192, 64), read_machines("8xh100-80")
+    training = Training(dense(), 8192, 64)
     kept = [
-        memory(training, Layout(dp=8, recompute=how), machines)["activations"]
+        memory(training, Layout(dp=8, recompute=how))["activations"]
         for how in ("none", "selective", "operators", "full")
     ]
     assert kept == sorted(kept, reverse=True)
     # The first of p stages keeps p micro-batches of its p-th part.
-    flat = memory(training, Layout(dp=8), machines)["activations"]
-    assert memory(training, Layout(dp=2, pp=4), machines)["activations"] == pytest.approx(flat, rel=0.01)
+    flat = memory(training, Layout(dp=8))["activations"]
+    assert memory(training, Layout(dp=2, pp=4))["activations"] == pytest.approx(flat, rel=0.01)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "operators", "full"])
 def test_half_of_the_layers_save_half_of_what_all_do(recompute):
-    training, machines = Training(dense(), 8192, 64), read_machines("8xh100-80")
+    training = Training(dense(), 8192, 64)
     none, half, all_ = (
-        memory(training, Layout(dp=8, recompute=how, recompute_share=share), machines)["activations"]
+        memory(training, Layout(dp=8, recompute=how, recompute_share=share))["activations"]
         for how, share in (("none", 1.0), (recompute, 0.5), (recompute, 1.0))
     )
     # A layer that is computed again is there as a whole while it is.
@@ -570,7 +570,7 @@ def test_half_of_the_layers_save_half_of_what_all_do(recompute):
 
 
 def test_states_of_experts_are_divided_between_the_devices_that_hold_the_same():
-    model, machines = mixture(), read_machines("16xh100-80")
+    model = mixture()
     training = Training(model, 1024, 16)
     experts = 32 * model.layers[0].ffn.expert_parameters(4096)
     for layout, n_held, n_same in [
@@ -579,8 +579,8 @@ def test_states_of_experts_are_divided_between_the_devices_that_hold_the_same():
         (Layout(dp=16, ep=1, zero=1), experts, 16),
         (Layout(dp=8, tp=2, ep=1, zero=1), experts / 2, 8),
     ]:
-        whole = memory(training, layout, machines)["optimizer"]
-        rest = memory(training, layout, machines)["parameters"] / 2 - n_held
+        whole = memory(training, layout)["optimizer"]
+        rest = memory(training, layout)["parameters"] / 2 - n_held
         assert whole == pytest.approx(12 * (n_held / n_same + rest / layout.dp))
 
 
@@ -594,11 +594,11 @@ def test_experts_that_are_dealt_out_are_neither_gathered_nor_exchanged():
     # Fully sharded: two layers at once without a pipeline, or one and the head; the whole stage and its
     # gradients with one.
     for ep, n_experts in [(1, 16), (8, 2), (16, 0)]:
-        gathered = memory(training, Layout(dp=16, ep=ep, zero=3), machines)["gathered"]
+        gathered = memory(training, Layout(dp=16, ep=ep, zero=3))["gathered"]
         layer = other + experts / 16 * n_experts
         assert gathered == pytest.approx(2 * (layer + max(layer, ends)), rel=1e-3)
     for ep, n_experts in [(1, 16), (4, 4), (8, 0)]:
-        gathered = memory(training, Layout(dp=8, pp=2, ep=ep, zero=3), machines)["gathered"]
+        gathered = memory(training, Layout(dp=8, pp=2, ep=ep, zero=3))["gathered"]
         assert gathered == pytest.approx(
             6 * (layers / 2 * (other + experts / 16 * n_experts) + ends), rel=1e-3
         )
@@ -673,7 +673,7 @@ def test_what_python_runs_operator_by_operator_takes_time_and_memory(tmp_path):
         )
         return (
             terms(training, at, machines, "transformers")["elements"],
-            memory(training, at, machines, "transformers")["activations"],
+            memory(training, at, "transformers")["activations"],
         )
 
     gpt = {
@@ -1008,7 +1008,7 @@ def test_runs_whose_memory_is_stated_in_full_are_called_possible(public):
     )
     for row in rows:
         if row.source in judged:
-            used = memory_table(row.training, Grid.of([row.layout]), row.cluster, row.stack).sum()
+            used = memory_table(row.training, Grid.of([row.layout]), row.stack).sum()
             assert used <= row.cluster.gpu.sustained.memory_bytes, (row.address, row.layout.text)
 
 
@@ -1026,9 +1026,7 @@ def test_memory_that_is_stated_is_compared_with_what_is_predicted(tmp_path):
     write_rows(tmp_path / "rows.csv", peak_mem_gib=40, source="fms-fsdp")
     rows, _ = read_rows([tmp_path / "rows.csv"])
     (judged,) = judge_memory(rows).to_dict("records")
-    used = [
-        memory_table(row.training, Grid.of([row.layout]), row.cluster, row.stack).sum() / GIB for row in rows
-    ]
+    used = [memory_table(row.training, Grid.of([row.layout]), row.stack).sum() / GIB for row in rows]
     assert (judged["rows"], judged["stated"], judged["kind"]) == (len(rows), len(rows), "allocated")
     assert judged["signed_error"] == pytest.approx(sum(used) / len(used) / 40 - 1)
     text = judged_text(judge(rows), rows, [])
@@ -1045,7 +1043,7 @@ def test_frozen_weights_have_no_gradients():
         assert after[name] == 0
     assert after["products"] == pytest.approx(2 / 3 * before["products"], rel=0.01)
     assert after["attention"] == before["attention"]
-    held = memory(frozen, layout, machines)
+    held = memory(frozen, layout)
     assert held["gradients"] == held["optimizer"] == 0 < held["parameters"]
 
 

@@ -88,10 +88,8 @@ def terms(training, layout, cluster, stack="megatron-bridge"):
     )
 
 
-def memory(training, layout, cluster, stack="megatron-bridge"):
-    return dict(
-        zip(COMPONENTS, memory_table(training, Grid.of([layout]), cluster, software(stack))[0], strict=True)
-    )
+def memory(training, layout, stack="megatron-bridge"):
+    return dict(zip(COMPONENTS, memory_table(training, Grid.of([layout]), software(stack))[0], strict=True))
 
 
 @pytest.fixture
@@ -171,20 +169,16 @@ def test_tensor_parallelism_divides_all_that_it_shares_out(model, tp, problem):
 
 def test_the_fullest_stage_of_an_uneven_pipeline_counts():
     training, model = Training(model_of(32), 8192, 480), model_of(32)
-    cluster = read_machines("32xa100-80")
-    kept = {
-        pp: memory(training, Layout(dp=1, pp=pp), read_machines(f"{pp}xa100-80"))["activations"]
-        for pp in (16, 24, 32)
-    }
+    kept = {pp: memory(training, Layout(dp=1, pp=pp))["activations"] for pp in (16, 24, 32)}
     # Two layers on the fullest of 24 stages as of 16, one of 32, each with as many micro-batches as stages.
     assert kept[24] == pytest.approx(1.5 * kept[16])
     assert kept[32] == pytest.approx(kept[16])
-    held = memory(training, Layout(dp=1, pp=24), read_machines("24xa100-80"))["parameters"]
+    held = memory(training, Layout(dp=1, pp=24))["parameters"]
     ends = 128256 * 3072
     assert held == pytest.approx(2 * (2 * (model.parameters - 2 * ends) / 32 + ends), rel=1e-3)
     # With embedding and head as layers, 34 of them on 17 stages: the second has two layers, the first one.
     of_ends = Layout(dp=1, pp=17, ends_as_layers=True)
-    found = memory(Training(model_of(32), 8192, 480), of_ends, cluster)["activations"]
+    found = memory(Training(model_of(32), 8192, 480), of_ends)["activations"]
     assert found == pytest.approx(2 * 16 / 32 * kept[32])
 
 
@@ -203,19 +197,18 @@ def test_separate_kernels_compute_the_scores_that_windows_and_chunks_mask():
 
 
 def test_selective_recomputation_keeps_what_attention_starts_from():
-    training, cluster = Training(model_of(), 2048, 4), read_machines("8xa100-80")
+    training = Training(model_of(), 2048, 4)
     keeping, again = Layout(dp=8, micro_batch=1), Layout(dp=8, micro_batch=1, recompute="selective")
-    fused = [memory(training, one, cluster)["activations"] for one in (keeping, again)]
+    fused = [memory(training, one)["activations"] for one in (keeping, again)]
     assert fused[0] == fused[1]
-    unfused = [memory(training, one, cluster, "megatron-2021")["activations"] for one in (keeping, again)]
+    unfused = [memory(training, one, "megatron-2021")["activations"] for one in (keeping, again)]
     assert unfused[1] == fused[0]
     assert unfused[0] - unfused[1] == pytest.approx(28 * 2048 * 2 * 2.5 * 24 * 2048)
 
 
 def test_layers_keep_the_output_of_their_heads_whatever_the_hidden_size():
-    cluster = read_machines("8xa100-80")
     narrow, wide = (
-        memory(Training(model_of(attention=Attention(24, 24, dim, dim)), 4096, 8), Layout(dp=8), cluster)
+        memory(Training(model_of(attention=Attention(24, 24, dim, dim)), 4096, 8), Layout(dp=8))
         for dim in (64, 128)
     )
     more = wide["activations"] - narrow["activations"]
@@ -226,7 +219,7 @@ def test_cross_attention_keeps_moves_and_launches_what_attention_does():
     cross = Attention(24, 8, 128, 128, is_causal=False)
     cluster, layout = read_machines("8xa100-80"), Layout(dp=8)
     without, with_it = (Training(model_of(cross_attention=part), 4096, 8) for part in (None, cross))
-    more = memory(with_it, layout, cluster)["activations"] - memory(without, layout, cluster)["activations"]
+    more = memory(with_it, layout)["activations"] - memory(without, layout)["activations"]
     # Two copies of the residual stream, queries and output, keys and values.
     assert more == pytest.approx(28 * 4096 * 2 * (2 * 3072 + 2 * 3072 + 2 * 1024))
     before, after = terms(without, layout, cluster), terms(with_it, layout, cluster)
@@ -253,7 +246,7 @@ def test_keys_of_cross_attention_are_those_of_the_encoder():
 
 
 def test_the_head_is_gathered_beside_the_last_layer():
-    training, cluster = Training(model_of(), 4096, 8), read_machines("8xa100-80")
-    gathered = memory(training, Layout(dp=8, zero=3), cluster, "torchtitan")["gathered"]
+    training = Training(model_of(), 4096, 8)
+    gathered = memory(training, Layout(dp=8, zero=3), "torchtitan")["gathered"]
     layer = model_of().layers[0].parameters(3072)
     assert gathered == pytest.approx(2 * (layer + max(layer, 128256 * 3072)))

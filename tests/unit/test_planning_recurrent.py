@@ -62,9 +62,9 @@ def terms(training, layout, machines, stack="megatron-bridge"):
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def memory(training, layout, machines, stack="megatron-bridge"):
+def memory(training, layout, stack="megatron-bridge"):
     names = components_of(training.model)
-    found = memory_table(training, Grid.of([layout]), machines, software(stack))[0]
+    found = memory_table(training, Grid.of([layout]), software(stack))[0]
     return dict(zip(names, found.tolist(), strict=True))
 
 
@@ -179,7 +179,7 @@ def test_gates_widen_the_projection_of_queries():
     for name in ("products", "elements"):
         less, more = (terms(run, Layout(dp=8), machines)[name] for run in hybrids)
         assert less < more
-    less, more = (memory(run, Layout(dp=8), machines)["activations"] for run in hybrids)
+    less, more = (memory(run, Layout(dp=8))["activations"] for run in hybrids)
     assert more - less == 4 * 4096 * 2 * 2 * 2048  # layers, tokens, bytes, gates and gated outputs
 
 
@@ -251,35 +251,37 @@ def test_a_grid_has_the_bits_of_its_layouts(part, stack):
     training, machines = Training(model(part), 4096, 64), read_machines("16xa100-80")
     found = list(layouts(training, machines))[::17]
     assert any(one.tp > 1 for one in found) and any(one.pp > 1 for one in found)
-    grid, used = Grid.of(found), software(stack)
-    for table in (ideal_terms, memory_table):
-        whole = table(training, grid, machines, used)
+    used = software(stack)
+
+    def tables(grid):
+        return ideal_terms(training, grid, machines, used), memory_table(training, grid, used)
+
+    for whole, *alone in zip(tables(Grid.of(found)), *(tables(Grid.of([one])) for one in found), strict=True):
         assert np.isfinite(whole).all() and (whole >= 0).all()
-        for i, one in enumerate(found):
-            assert table(training, Grid.of([one]), machines, used).tobytes() == whole[i].tobytes()
+        for row, one in zip(whole, alone, strict=True):
+            assert one.tobytes() == row.tobytes()
 
 
 # --- Memory ---
 
 
 def test_recurrent_parts_keep_activations_that_recomputation_frees():
-    training, machines = Training(model(SCAN, n_attention=0), 4096, 64), read_machines("8xh100-80")
-    kept = memory(training, Layout(dp=8), machines)
+    training = Training(model(SCAN, n_attention=0), 4096, 64)
+    kept = memory(training, Layout(dp=8))
     assert kept["scan"] == 12 * 4096 * 2 * SCAN.kept
-    assert memory(training, Layout(dp=4, tp=2), machines)["scan"] == kept["scan"] / 2
-    again = memory(training, Layout(dp=8, recompute="full"), machines)
+    assert memory(training, Layout(dp=4, tp=2))["scan"] == kept["scan"] / 2
+    again = memory(training, Layout(dp=8, recompute="full"))
     assert again["scan"] == 0
     assert again["activations"] < kept["activations"] + kept["scan"]
-    half = memory(training, Layout(dp=8, recompute="full", recompute_share=0.5), machines)
+    half = memory(training, Layout(dp=8, recompute="full", recompute_share=0.5))
     assert half["scan"] == kept["scan"] / 2
-    staged = memory(training, Layout(dp=4, pp=2), machines)
+    staged = memory(training, Layout(dp=4, pp=2))
     assert staged["scan"] == kept["scan"]  # half of the layers, for two micro-batches
 
 
 def test_states_of_chunks_take_memory_while_a_layer_runs():
-    machines = read_machines("8xh100-80")
     found = [
-        memory(Training(model(dataclasses.replace(SCAN, chunk=chunk)), 4096, 64), Layout(dp=8), machines)
+        memory(Training(model(dataclasses.replace(SCAN, chunk=chunk)), 4096, 64), Layout(dp=8))
         for chunk in (256, 64)
     ]
     states = 4096 * 64 * 64 * 128 * 8

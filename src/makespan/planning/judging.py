@@ -175,7 +175,7 @@ def judge_memory(rows: Sequence[Measured]) -> pd.DataFrame:
     """
     found: dict[str, list[tuple[Measured, float, bool]]] = {}
     for row in rows:
-        table = memory_table(row.training, Grid.of([row.layout]), row.cluster, row.stack)
+        table = memory_table(row.training, Grid.of([row.layout]), row.stack)
         possible = bool(fits(table, row.cluster)[0])
         found.setdefault(row.source, []).append((row, float(table.sum()), possible))
     lines = []

@@ -35,7 +35,7 @@ def components_of(model: Architecture) -> tuple[str, ...]:
     return (*COMPONENTS, *RECURRENT_COMPONENTS) if model.is_recurrent else COMPONENTS
 
 
-def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: Software) -> Array:
+def memory_table(training: Training, grid: Grid, stack: Software) -> Array:
     """Return the memory of a device [B], (n_layouts, n_components), columns as `components_of` the model."""
     model, width = training.model, training.element_bytes
     hidden, tp = float(model.hidden), grid.tp

@@ -195,7 +195,7 @@ class Pricer:
         check_layout(training, cluster, layout)
         grid = Grid.of([layout])
         parts_s = self.parts_s(grid)
-        memory = memory_table(training, grid, cluster, self.stack)
+        memory = memory_table(training, grid, self.stack)
         step_s, spread = float(parts_s.sum()), float(self.spread(parts_s)[0])
         throughput = training.tokens_per_step / step_s / cluster.n_gpus
         price = cluster.usd_per_gpu_hour
@@ -424,7 +424,7 @@ def _search(pricer: Pricer) -> _Search:
         )
     blocks = list(Grid.of(tried).blocks())
     step_s = np.concatenate([pricer.parts_s(grid).sum(axis=1) for grid in blocks])
-    memory = np.concatenate([memory_table(training, grid, cluster, pricer.stack) for grid in blocks])
+    memory = np.concatenate([memory_table(training, grid, pricer.stack) for grid in blocks])
     fit = fits(memory, cluster)
     if not fit.any() and not _ran(pricer):
         needed = memory.sum(axis=1)

@@ -326,7 +326,7 @@ def _priced(planned: PlannedWorkload, pool: ClusterSpec) -> list[tuple[str, str,
         if not tried:
             continue
         grid = Grid.of(tried)
-        memory = memory_table(planned.training, grid, there, planned.stack)
+        memory = memory_table(planned.training, grid, planned.stack)
         fit = fits(memory, there)
         if not fit.any():
             least = min(least, (float(memory.sum(axis=1).min()), placement.n_gpus))

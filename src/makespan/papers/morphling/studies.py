@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from makespan.errors import InputError
 from makespan.hardware import cluster as cluster_named
@@ -399,6 +399,13 @@ class Threads(Experiment):
         "policies that are compared", ("synergy", "morphling"), min_length=1
     )
 
+    @model_validator(mode="after")
+    def _threads_of_requests_are_among_them(self) -> "Threads":
+        asked = statistics().cpus_per_gpu
+        if asked not in self.cpu_threads:
+            raise ValueError(f"cpu_threads with {asked}, which jobs request, among them")
+        return self
+
     def n_threads(self, all_cores: int) -> int:
         """Return four cores."""
         return 4
@@ -408,18 +415,8 @@ class Threads(Experiment):
         return self.policies
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Run every policy on every mix, with the threads of a request and with all.
-
-        Raises
-        ------
-        InputError
-            What jobs request is not among the numbers of CPU threads.
-        """
+        """Run every policy on every mix, with the threads of a request and with all."""
         asked = statistics().cpus_per_gpu
-        if asked not in self.cpu_threads:
-            raise InputError(
-                f"CPU threads {self.cpu_threads}; expected {asked}, which jobs request, among them"
-            )
         spec = cluster_named(self.cluster)
         source = EmulatedSource(spec, self.calibration, self.emulator_seed, self.noise, self.cpu_threads)
         tables = {key: source.load(key) for key in self.workloads}
