@@ -548,7 +548,7 @@ class Overheads(Block):
                 depth=1,
                 extent=16,
                 n_rows=64,
-                micro_batch_size=20,
+                micro_batch_size=28,
                 small_micro_batch_size=4,
             ),
             TimedModel(
@@ -557,7 +557,7 @@ class Overheads(Block):
                 depth=2,
                 extent=16,
                 n_rows=4096,
-                micro_batch_size=4096,
+                micro_batch_size=6144,
                 small_micro_batch_size=384,
             ),
             TimedModel(
@@ -566,7 +566,7 @@ class Overheads(Block):
                 depth=2,
                 extent=64,
                 n_rows=1024,
-                micro_batch_size=7,
+                micro_batch_size=12,
                 small_micro_batch_size=2,
             ),
         ),
