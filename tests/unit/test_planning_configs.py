@@ -670,6 +670,41 @@ def test_fields_decide_whether_tokens_see_later_ones(tmp_path, name, changes, is
             PUBLISHED["MiniMaxAI/MiniMax-M2"][0] | {"num_mtp_modules": 3},
             "3 layers that predict further tokens are left out",
         ),
+        ({"num_local_experts": 8}, "num_local_experts 8 is ignored: transformers has no experts in llama"),
+        ({"num_experts": 1}, ""),
+        (
+            {"kv_lora_rank": 512, "q_lora_rank": 1536},
+            "kv_lora_rank 512 is ignored: transformers has no latent attention in llama",
+        ),
+        ({"kv_lora_rank": 512, "q_lora_rank": 1536, "use_mla": False}, ""),
+        (
+            {"mamba_d_state": 128},
+            "mamba_d_state 128 is ignored: transformers has no recurrent layers in llama",
+        ),
+        (
+            {"layer_types": ["linear_attention", "full_attention"] * 16},
+            "layer_types linear_attention are ignored: all layers of llama have attention",
+        ),
+        (
+            {"use_cla": True},
+            "use_cla True is ignored: transformers has no layers that share keys and values in llama",
+        ),
+        (
+            {"cross_attention_layers": [3]},
+            "cross_attention_layers [3] is ignored: transformers has no cross attention in llama",
+        ),
+        (
+            PUBLISHED["deepseek-ai/DeepSeek-V2-Lite"][0] | {"index_topk": 2048},
+            "index_topk 2048 is ignored: transformers has no sparse attention in deepseek_v2",
+        ),
+        (
+            PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0] | {"n_shared_experts": 2},
+            "n_shared_experts 2 is ignored: transformers has no shared experts in mixtral",
+        ),
+        (
+            PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0] | {"first_k_dense_replace": 1},
+            "first_k_dense_replace 1 is ignored: transformers has no dense layers among sparse ones",
+        ),
     ],
 )
 def test_fields_without_effect_are_named(tmp_path, caplog, changes, said):
@@ -1057,7 +1092,7 @@ BROKEN = [
         "field 'add_cross_attention': found True; expected False, or a model with",
     ),
     (
-        PUBLISHED["facebook/bart-large"][0] | {"tie_word_embeddings": False},
+        json.dumps(PUBLISHED["facebook/bart-large"][0] | {"tie_word_embeddings": False}),
         "field 'tie_word_embeddings': found False; expected True",
     ),
     (
@@ -1073,17 +1108,32 @@ BROKEN = [
         {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 1]},
         "field 'moe_topk': found 2 numbers; expected one per layer",
     ),
-    (
-        PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_types": [[["global", "local"], 6]]},
-        "field 'attention_types': found 12 of global, local; expected 32 of global, local",
+    *(
+        (
+            {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": 1, name: value},
+            f"field {name!r}: found {value!r}; expected {usual}, as transformers counts",
+        )
+        for name, value, usual in (
+            ("num_shared_expert", [2] * 32, 1),
+            ("moe_intermediate_size", 1024, 14336),
+            ("moe_layer_num_skipped", 2, 0),
+        )
     ),
     (
-        PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_types": [["global", "local"], 12]},
+        {"model_type": "mixtral", "num_local_experts": 8, "num_experts": 16, "num_experts_per_tok": 2},
+        "field 'num_experts': found 16, but 'num_local_experts' is 8; expected one of them, or equal values",
+    ),
+    (
+        json.dumps(PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_types": [[["global", "local"], 6]]}),
+        "field 'attention_types': found 12 of global, local; expected 24 of global, local",
+    ),
+    (
+        json.dumps(PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_types": [["global", "local"], 12]}),
         "expected lists with repetitions, as in [[['global', 'local'], 12]]",
     ),
     (
-        PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_layers": ["global"]},
-        "field 'attention_layers': found 1 of global; expected 32 of global, local",
+        json.dumps(PUBLISHED["EleutherAI/gpt-neo-1.3B"][0] | {"attention_layers": ["global"]}),
+        "field 'attention_layers': found 1 of global; expected 24 of global, local",
     ),
     (
         PUBLISHED["HuggingFaceTB/SmolLM3-3B"][0] | {"no_rope_layers": [1]},

@@ -203,9 +203,16 @@ class _Fields:
     def value(self, name: str, default: Any, expected: str) -> tuple[str, Any]:
         """Return the name in the file and the value of a field; null counts as missing."""
         others = _SPELLINGS.get(name, ())
-        for spelt in (name, *others):
-            if self.table.get(spelt) is not None:
-                return spelt, self.table[spelt]
+        stated = {key: self.table[key] for key in (name, *others) if self.table.get(key) is not None}
+        if stated:
+            (spelt, value), *further = stated.items()
+            for key, other in further:
+                if type(value) is type(other) is int and value != other:
+                    raise InputError(
+                        f"field {spelt!r}: found {value!r}, but {key!r} is {other!r}; expected one of them, "
+                        "or equal values"
+                    )
+            return spelt, value
         if default is _REQUIRED:
             also = f" (or {', '.join(others)})" if others else ""
             raise InputError(f"field {name!r}{also} is missing; expected {expected}")
@@ -352,6 +359,18 @@ def _ernie_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedForw
 
 def _hunyuan_moe(fields: _Fields, _family: "_Family", layer: int) -> tuple[Experts, int]:
     size = fields.whole("intermediate_size")  # of each expert, and of what computes every token
+    for name, usual in (
+        ("num_shared_expert", 1),
+        ("moe_intermediate_size", size),
+        ("moe_layer_num_skipped", 0),
+    ):
+        stated = fields.table.get(name)
+        if any(
+            value != usual
+            for value in (stated if isinstance(stated, list) else [stated])
+            if value is not None
+        ):
+            raise InputError(f"field {name!r}: found {stated!r}; expected {usual}, as transformers counts")
     if isinstance(fields.table.get("moe_topk"), list):
         of_layers = fields.listed("moe_topk", int)
         if layer >= len(of_layers):
@@ -929,7 +948,59 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
     if heads and not any(head.endswith(_USUAL_HEADS) for head in heads):
         fields.warn("architectures is %s; counting the usual head of %s", heads, stated)
     model = _READERS[kind](fields) if kind in _READERS else _stack(fields, kind)
+    _warn_of_parts(fields, model)
     return replace(model, family=stated)
+
+
+def _warn_of_parts(fields: _Fields, model: Architecture) -> None:
+    """Warn of fields about parts that no layer of the model has, because its type has none."""
+    kind = fields.text("model_type")
+    experts = [run.ffn for run in model.kinds if isinstance(run.ffn, Experts)]
+    is_latent = any(run.attention is not None and run.attention.latent for run in model.kinds)
+    is_stated_off = fields.table.get("use_mla") is False  # Hunyuan states the sizes all the same
+    for part, is_counted in (
+        ("experts", bool(experts)),
+        # Where there are no experts, the size of the shared one is that of the dense part.
+        ("shared experts", not experts or any(ffn.shared_size for ffn in experts)),
+        ("dense layers among sparse ones", len(experts) < len(model.kinds)),
+        ("latent attention", is_latent or is_stated_off),
+        # Types that may have such layers state their sizes where all layers have attention, too.
+        ("recurrent layers", kind in _READERS),
+        ("sparse attention", False),
+        ("layers that share keys and values", False),
+        ("cross attention", False),
+    ):
+        names = () if is_counted else _PARTS[part]
+        if name := next((name for name in names if _is_set(fields.table.get(name), part)), None):
+            fields.warn(
+                "%s %s is ignored: transformers has no %s in %s", name, fields.table[name], part, kind
+            )
+
+
+def _is_set(value: Any, part: str) -> bool:
+    """Return whether a field switches a part on; one expert is a dense feed-forward part."""
+    return value not in (None, False, 0, [], {}) and not (part == "experts" and value == 1)
+
+
+_PARTS = {
+    "experts": ("num_experts", *_SPELLINGS["num_experts"]),
+    "shared experts": (
+        "n_shared_experts",
+        "num_shared_experts",
+        "num_shared_expert",
+        "moe_num_shared_experts",
+        "shared_intermediate_size",
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    "dense layers among sparse ones": ("first_k_dense_replace", "mlp_only_layers", "num_dense_layers"),
+    "latent attention": ("kv_lora_rank", "q_lora_rank", "use_mla"),
+    "recurrent layers": ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads"),
+    "sparse attention": ("index_topk", "index_n_heads"),
+    "layers that share keys and values": ("use_cla", "num_kv_shared_layers"),
+    "cross attention": ("cross_attention_layers",),
+}
+"""Fields that switch parts of layers on in some model types; others ignore them."""
 
 
 def _warn_of_windows(fields: _Fields) -> None:
@@ -1022,6 +1093,11 @@ def _windows(fields: _Fields, family: _Family, n_layers: int, is_causal: bool) -
     """Return the window of each layer, or its chunk, 0 for none."""
     if family.slides is None:
         _warn_of_windows(fields)
+        if others := sorted({*fields.listed("layer_types", str)} - {"full_attention", "sliding_attention"}):
+            kind = fields.text("model_type")
+            fields.warn(
+                "layer_types %s are ignored: all layers of %s have attention", ", ".join(others), kind
+            )
         return [0] * n_layers
     local, name = "sliding_attention", "sliding_window"
     if family.is_chunked:
