@@ -7,8 +7,18 @@ from makespan.emulator import exact_pipeline, explain, load_calibration, read_po
 from makespan.emulator.model import closed_form_time_s, pipeline_time_s
 from makespan.errors import InputError
 from makespan.hardware import cluster
+from makespan.oobleck.interleaving import interleaved_time_s
 from makespan.plans import one_f_one_b_order
 from makespan.workloads import workload
+
+
+@pytest.mark.parametrize("n_chunks", [1, 2, 4])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8])
+def test_the_closed_form_of_chunks_is_the_interleaved_order(m: int, n_chunks: int) -> None:
+    forward, backward = [1.0] * 4, [2.0] * 4
+    parts = (1.0 / n_chunks,) * (4 * n_chunks)
+    exact = interleaved_time_s(parts, tuple(2 * part for part in parts), 4, m)
+    assert closed_form_time_s(forward, backward, m, n_chunks) == pytest.approx(exact)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])

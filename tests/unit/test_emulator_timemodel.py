@@ -1,5 +1,7 @@
 """Features and time model: terms against formulas written out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,25 @@ def test_transfers_cross_every_boundary_twice() -> None:
     volume = 2 * 4 * 2 * 2048 * 4096
     expected = volume / (12.5e9 * c["e_p2p"]) + 2 * 9.6e-6 + c["t_stage"]
     assert terms["stage_transfer"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_chunks_do_not_hasten_a_single_micro_batch() -> None:
+    spec = workload("llama7")
+    point = read_point(spec, "441", "4444", 2)
+
+    def forward_s(micro_batch_size: int, n_chunks: int) -> float:
+        plan = replace(
+            point.plan,
+            micro_batch_size=micro_batch_size,
+            grad_accum_steps=8 // micro_batch_size,
+            interleave=n_chunks,
+            schedule="interleaved" if n_chunks > 1 else "1f1b",
+        )
+        return explain(spec, replace(point, plan=plan), WHERE, L1).terms_s["forward"]
+
+    assert forward_s(8, 4) == pytest.approx(forward_s(8, 1))
+    assert 0.8 * forward_s(4, 1) < forward_s(4, 4) < 0.9 * forward_s(4, 1)  # 4.25 of 5 passes of a stage
+    assert forward_s(1, 4) < 0.82 * forward_s(1, 1)  # 8.75 of 11
 
 
 def test_offload_pays_for_the_shard_and_for_the_whole_model() -> None:

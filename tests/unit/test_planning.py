@@ -380,13 +380,16 @@ def test_terms_appear_with_what_causes_them():
 
 def test_the_bubble_is_that_of_the_schedule():
     # Stages are equal, so that a step takes m + (p - 1) / v times as long as one micro-batch on one stage.
+    # Fewer micro-batches than stages wait for their own last stage: a single one takes p.
     machines = read_machines("64xh100-80")
-    for pp, interleave, batch in [(4, 1, 64), (4, 2, 64), (8, 4, 128), (8, 1, 512)]:
+    for pp, interleave, batch in [
+        (4, 1, 64), (4, 2, 64), (8, 4, 128), (8, 1, 512), (8, 4, 32), (4, 2, 16), (4, 1, 16),
+    ]:  # fmt: skip
         layout = Layout(dp=64 // pp, pp=pp, interleave=interleave)
         count = batch // layout.dp
         found = terms(Training(dense(64), 2048, batch), layout, machines)["products"]
         one = terms(Training(dense(64), 2048, layout.dp), Layout(dp=64), machines)["products"]
-        assert found == pytest.approx(one / pp * (count + (pp - 1) / interleave))
+        assert found == pytest.approx(one / pp * (max(count, pp) + (min(count, pp) - 1) / interleave))
 
 
 def test_full_recomputation_costs_one_more_forward_pass():
@@ -735,7 +738,17 @@ def test_every_layout_that_is_tried_goes_with_model_and_cluster():
     for one in found:
         assert one.n_gpus == 48
         assert misfit(training.model, one) == ""
-        assert one.microbatches(48) >= 1
+        assert one.microbatches(48) >= (one.pp if one.interleave > 1 else 1)
+
+
+@pytest.mark.parametrize(("seq", "degrees"), [(32768, {1, 2, 4}), (32769, {1, 3}), (32770, {1, 2})])
+def test_context_parallelism_divides_samples(seq, degrees):
+    training, machines = Training(dense(4), seq, 48), read_machines("48xh100-80")
+    assert {one.cp for one in layouts(training, machines)} == degrees
+    if seq % 16:
+        pricer = Pricer(training, machines, software("megatron-bridge"))
+        with pytest.raises(InputError, match=f"parallelism over 16 does not divide samples of {seq} tokens"):
+            pricer.price(parse_layout("cp16 mb1", 48))
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs():

@@ -466,7 +466,7 @@ def test_emulate_writes_the_steps_of_all_layouts(files):
     assert code == 0, text
     (made,) = json.loads(text)
     table = pd.read_csv(made["path"])
-    assert len(table) == made["n_rows"] > 500
+    assert len(table) == made["n_rows"] > 450
     assert {"n_gpus", "layout", "step_s", "low_s", "high_s", "memory_gib"} <= set(table)
     # The first three columns are a file of measured rows.
     table[["n_gpus", "layout", "step_s"]].to_csv("rows.csv", index=False)

@@ -66,7 +66,7 @@ OPTIONS = [
     (RUN + "--layout 'cp8 tp4'", "8 GPUs are not a multiple of tp x pp x cp = 32"),
     ("plan llama3-8b 64xh100-80 --layout tp64", "tensor parallelism over 64 does not divide 32 heads"),
     ("plan llama3-8b 64xh100-80 --layout pp64 --batch 64", "64 stages of 1 chunks for 32 layers"),
-    ("plan llama3-8b 64xh100-80 --layout cp64 --seq 32", "64 devices share samples of 32 tokens"),
+    ("plan llama3-8b 64xh100-80 --layout cp64 --seq 32", "over 64 does not divide samples of 32 tokens"),
     ("plan mixtral-8x7b 12xh100-80 --layout ep3 --batch 24", "does not divide 8 experts"),
     ("plan llama3-8b 8xh100-80 --seq 8k", "'--seq': '8k'; expected a whole number"),
     ("plan llama3-8b 8xh100-80 --batch -4", "'--batch': '-4'; expected a whole number"),

@@ -262,18 +262,29 @@ def _stage_work(stage: Stage, setting: _Setting) -> dict[str, float]:
 def _pipeline_work(setting: _Setting) -> dict[str, float]:
     """Return the work along the critical path of the pipeline: all stages once, then the slowest one.
 
-    ``T_pipe = sum_i (f_i + b_i) + (m - 1) max_i (f_i + b_i)``; interleaving divides the ramp by the number of
-    chunks. The slowest stage is the one with the most matrix products and element-wise work.
+    ``T_pipe = sum_i (f_i + b_i) + (m - 1) max_i (f_i + b_i)``; interleaving shortens the ramp. The slowest
+    stage is the one with the most matrix products and element-wise work.
     """
     plan = setting.plan
     works = [_stage_work(stage, setting) for stage in stages(setting.bound.model, plan)]
     slowest = max(works, key=lambda work: 2.0 * work["gemm_s"] + work["elementwise_s"])
-    chunks = plan.interleave
     return {
         name: plan.n_microbatches * slowest[name]
-        + (sum(work[name] for work in works) - slowest[name]) / chunks
+        + _ramp(
+            sum(work[name] for work in works) - slowest[name], plan.pp, plan.n_microbatches, plan.interleave
+        )
         for name in slowest
     }
+
+
+def _ramp(plain: float, n_stages: int, n_microbatches: int, interleave: int) -> float:
+    """Return the ramp of a pipeline with chunks from that without, in its unit.
+
+    Chunks shorten it for as many micro-batches as there are stages; fewer ones wait for their own last stage.
+    """
+    if interleave == 1 or n_microbatches >= n_stages:
+        return plain / interleave
+    return plain * (n_stages - n_microbatches + (n_microbatches - 1) / interleave) / (n_stages - 1)
 
 
 def _transfer_features(setting: _Setting) -> dict[str, float]:
@@ -614,7 +625,7 @@ def closed_form_time_s(
 ) -> float:
     """Return the pipeline time without transfers: all stages once, the slowest for the rest."""
     both = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
-    return n_microbatches * max(both) + (sum(both) - max(both)) / interleave
+    return n_microbatches * max(both) + _ramp(sum(both) - max(both), len(both), n_microbatches, interleave)
 
 
 _MOST_MICROBATCHES = 1_000_000

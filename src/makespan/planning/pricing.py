@@ -230,9 +230,10 @@ def check_layout(training: Training, cluster: ClusterSpec, layout: Layout) -> No
         raise InputError(
             f"layout {layout.text!r} is for {layout.n_gpus} GPUs; the cluster has {cluster.n_gpus}"
         )
-    if training.seq < layout.cp:
+    if training.seq % layout.cp:
         raise InputError(
-            f"layout {layout.text!r}: {layout.cp} devices share samples of {training.seq} tokens"
+            f"layout {layout.text!r}: context parallelism over {layout.cp} does not divide samples of "
+            f"{training.seq} tokens"
         )
     if problem := misfit(training.model, layout):
         raise InputError(f"layout {layout.text!r}: {problem}")
@@ -299,7 +300,7 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
             continue
         chunks = [v for v in _CHUNKS if pp > 1 and any(count % (pp * v) == 0 for count in items)]
         for cp in _divisors(n // (tp * pp)):
-            if cp > 1 and training.seq // cp < _LEAST_PIECE:
+            if cp > 1 and (training.seq % cp or training.seq // cp < _LEAST_PIECE):
                 continue
             dp = n // (tp * pp * cp)
             peers, node = dp * cp, cluster.gpus_per_node // tp
@@ -312,6 +313,8 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
             for ep, interleave, micro in itertools.product(degrees, [1, *chunks], _MICRO_BATCHES):
                 if training.global_batch % (dp * micro):
                     continue
+                if interleave > 1 and training.global_batch // (dp * micro) < pp:
+                    continue  # Megatron-LM has no interleaved order for fewer micro-batches than stages
                 chunked = pp * interleave
                 shared: dict[str, Any] = {
                     "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "interleave": interleave,

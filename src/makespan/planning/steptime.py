@@ -532,7 +532,9 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
     uneven = grid.items_per_stage(model) * pp / items
-    ramp = (pp - 1) / grid.interleave * where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
+    # Chunks shorten it for as many micro-batches as there are stages; fewer wait for their own last stage.
+    ramp = at_least(pp - count, 0.0) + (at_most(count, pp) - 1) / grid.interleave
+    ramp = ramp * where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
     repeats = (count * uneven + ramp) / pp
     terms = {name: values * repeats for name, values in per_microbatch.items()}
     _add_head(terms, training, grid, count, stack, memory, products_s)
