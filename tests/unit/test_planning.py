@@ -751,6 +751,13 @@ def test_context_parallelism_divides_samples(seq, degrees):
             pricer.price(parse_layout("cp16 mb1", 48))
 
 
+@pytest.mark.parametrize(("seq", "degrees"), [(4096, {2, 4, 8}), (4098, {2}), (4097, set())])
+def test_norms_are_divided_where_devices_have_equally_many_tokens(seq, degrees):
+    found = list(layouts(Training(dense(4), seq, 48), read_machines("48xh100-80")))
+    assert {one.tp for one in found} == {1, 2, 4, 8}
+    assert {one.tp for one in found if one.sequence_parallel} == degrees
+
+
 def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs():
     pricer = Pricer(
         Training(dense(126, 16384, 128, 8, 53248), 8192, 8), read_machines("8xl4"), software("fsdp")

@@ -286,12 +286,14 @@ def _divided_by_tensor(run: Layers, layout: Layout) -> Iterator[tuple[int, str]]
 def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     """Yield the layouts that go with a run and a cluster, whether they fit into memory or not.
 
-    Tensor parallelism stays inside a node; degrees are divisors. Data parallelism shards the optimizer
+    Tensor parallelism stays inside a node; degrees are divisors. It divides norms and dropout, too, where its
+    devices have equally many tokens. Data parallelism shards the optimizer
     (ZeRO-1) or, without a pipeline, also the parameters (FSDP), over all devices or those of a node (HSDP).
     """
     model, n = training.model, cluster.n_gpus
     experts = next((run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)), 1)
     items = (model.n_layers, model.n_layers + 2)  # with embedding and loss as layers of their own
+    lengths = {model.tokens(run, training.seq) for run in model.kinds}
     recomputations = [kind for kind in _RECOMPUTE if kind != "selective" or model.has_attention]
     for tp, pp in itertools.product(_divisors(n), _divisors(n)):
         if n % (tp * pp) or tp > min(_MOST_TENSOR, cluster.gpus_per_node):
@@ -302,6 +304,7 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
         for cp in _divisors(n // (tp * pp)):
             if cp > 1 and (training.seq % cp or training.seq // cp < _LEAST_PIECE):
                 continue
+            is_cut_evenly = all(length % (cp * tp) == 0 for length in lengths)
             dp = n // (tp * pp * cp)
             peers, node = dp * cp, cluster.gpus_per_node // tp
             sharded = [(1, 0)]
@@ -318,7 +321,7 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
                 chunked = pp * interleave
                 shared: dict[str, Any] = {
                     "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "interleave": interleave,
-                    "micro_batch": micro, "sequence_parallel": tp > 1,
+                    "micro_batch": micro, "sequence_parallel": tp > 1 and is_cut_evenly,
                     "ends_as_layers": pp > 1 and model.n_layers % chunked != 0 and items[1] % chunked == 0,
                 }  # fmt: skip
                 first = Layout(**shared)
