@@ -1250,3 +1250,19 @@ def test_sequences_longer_than_the_model_knows_are_reported(words):
     assert done.exit_code == 0
     json.loads(done.stdout)
     assert "16384 tokens are more than the 8192 of the configuration of llama3-8b" in done.stderr
+
+
+@pytest.mark.parametrize(("device", "precision", "used"), [
+    ("v100-32", "bf16", "fp16"), ("v100-16", "tf32", "fp32"), ("v100-32", "fp16", ""),
+    ("a100-40", "bf16", ""),
+])  # fmt: skip
+def test_a_precision_that_a_device_lacks_is_named_with_the_one_used_instead(device, precision, used):
+    options = ["--batch", "64", "--precision", precision]
+    for words in (
+        ["plan", "qwen3-0.6b", f"8x{device}", *options],
+        ["size", "qwen3-0.6b", "--tokens", "1e9", "--device", device, "--most", "8", *options],
+    ):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0
+        said = f"{device} has no {precision}: steps are those of {used}, which programs use instead\n"
+        assert done.stderr == (said if used else "")

@@ -25,7 +25,7 @@ from makespan.cli.options import (
 )
 from makespan.errors import InfeasiblePlanError, InputError
 from makespan.files import is_stream, read_text, write_text
-from makespan.hardware import gpu_names, read_machines
+from makespan.hardware import Gpu, gpu, gpu_names, read_machines
 from makespan.planning import (
     LEAST_ROWS,
     PRECISIONS,
@@ -100,11 +100,13 @@ def run_options(command: Any) -> Any:
     return command
 
 
-def _training(model: str, seq: int, batch: int, precision: str) -> Training:
+def _training(model: str, seq: int, batch: int, precision: str, gpu: Gpu) -> Training:
     """Return the run that options describe, and report what of it is not as one may think."""
     training = Training(read_model(model), seq, batch, precision)
     for remark in training.remarks:
         say(remark, err=True)
+    if used := gpu.sustained.used_instead.get(precision):
+        say(f"{gpu.name} has no {precision}: steps are those of {used}, which programs use instead", err=True)
     return training
 
 
@@ -299,7 +301,8 @@ def own_pricer(
     model: str, cluster: str, seq: int, batch: int, stack: str, precision: str, measured: Path | None = None
 ) -> Pricer:
     """Return what prices layouts of a run, refined by a file of measured steps if there is one."""
-    pricer = Pricer(_training(model, seq, batch, precision), read_machines(cluster), software(stack))
+    machines = read_machines(cluster)
+    pricer = Pricer(_training(model, seq, batch, precision, machines.gpu), machines, software(stack))
     if measured is None:
         return pricer
     return calibrated_by(pricer, read_measured(measured, pricer.training, pricer.cluster))
@@ -501,7 +504,7 @@ def size_command(
     """
     if usd is not None and not price:
         raise InputError("--budget needs --price, the dollars for a GPU and hour; expected both")
-    training = _training(model, seq, batch, precision)
+    training = _training(model, seq, batch, precision, gpu(kind))
     table = size_clusters(
         training,
         kind,

@@ -46,6 +46,8 @@ class Sustained:
         halves it [tokens].
     evidence
         What stands behind the shares.
+    used_instead
+        Precisions that the device lacks, and those that programs use in their place.
     """
 
     peak_flop_per_s: Mapping[str, float]
@@ -53,6 +55,7 @@ class Sustained:
     products: Mapping[str, tuple[float, float]]
     attention: Mapping[str, tuple[float, float]]
     evidence: str
+    used_instead: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, what in (("products", "an inner size"), ("attention", "a length")):
@@ -557,7 +560,9 @@ def _gpu_from(name: str, rest: dict[str, Any]) -> Gpu:
             }
             for name in ("products", "attention")
         )
-        shares = Sustained(sustained_peaks, usable_bytes, products, attention, rest["evidence"])
+        shares = Sustained(
+            sustained_peaks, usable_bytes, products, attention, rest["evidence"], rest.get("used_instead", {})
+        )
     if "memory_gb" in printed:
         memory_bytes = printed["memory_gb"] * GB
     elif usable_bytes:
