@@ -1252,6 +1252,17 @@ def test_sequences_longer_than_the_model_knows_are_reported(words):
     assert "16384 tokens are more than the 8192 of the configuration of llama3-8b" in done.stderr
 
 
+@pytest.mark.parametrize(("n_gpus", "batch", "said"), [
+    (56, 512, "512 samples is not a multiple of 56: data parallelism is over at most 8 of the 56 GPUs; 504 "),
+    (12, 8, "8 samples is not a multiple of 12: data parallelism is over at most 4 of the 12 GPUs; 12 "),
+    (16, 8, ""), (40, 500, ""), (56, 504, ""),
+])  # fmt: skip
+def test_a_batch_that_limits_data_parallelism_is_named(n_gpus, batch, said):
+    code, text = ran("plan", "qwen3-0.6b", f"{n_gpus}xh100-80", "--batch", str(batch), "--top", "1")
+    assert code == 0
+    assert said in text and ("data parallelism is over at most" in text) == bool(said)
+
+
 @pytest.mark.parametrize(("device", "precision", "used"), [
     ("v100-32", "bf16", "fp16"), ("v100-16", "tf32", "fp32"), ("v100-32", "fp16", ""),
     ("a100-40", "bf16", ""),

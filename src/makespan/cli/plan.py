@@ -199,6 +199,16 @@ def _say_plans(found: "Plans") -> None:
     pricer, best = found.pricer, found.best[0]
     _say_run(pricer)
     further = f", {found.n_ran} more ran" if found.n_ran else ""
+    batch, n_gpus = pricer.training.global_batch, pricer.cluster.n_gpus
+    most = math.gcd(batch, n_gpus)
+    odd = n_gpus // most
+    odd //= odd & -odd  # twos go to tensor parallelism as well
+    if odd > 1:
+        unit = most * odd
+        say(
+            f"a batch of {batch} samples is not a multiple of {unit}: data parallelism is over at most "
+            f"{most} of the {n_gpus} GPUs; {max(1, round(batch / unit)) * unit} samples leave more layouts"
+        )
     say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit{further}; the best to choose:")
     say(
         f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}"
