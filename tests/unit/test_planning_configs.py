@@ -670,16 +670,16 @@ def test_fields_decide_whether_tokens_see_later_ones(tmp_path, name, changes, is
             PUBLISHED["MiniMaxAI/MiniMax-M2"][0] | {"num_mtp_modules": 3},
             "3 layers that predict further tokens are left out",
         ),
-        ({"num_local_experts": 8}, "num_local_experts 8 is ignored: transformers has no experts in llama"),
+        ({"num_local_experts": 8}, "num_local_experts 8 is ignored: no layer of llama has experts"),
         ({"num_experts": 1}, ""),
         (
             {"kv_lora_rank": 512, "q_lora_rank": 1536},
-            "kv_lora_rank 512 is ignored: transformers has no latent attention in llama",
+            "kv_lora_rank 512 is ignored: no layer of llama has latent attention",
         ),
         ({"kv_lora_rank": 512, "q_lora_rank": 1536, "use_mla": False}, ""),
         (
             {"mamba_d_state": 128},
-            "mamba_d_state 128 is ignored: transformers has no recurrent layers in llama",
+            "mamba_d_state 128 is ignored: no layer of llama is recurrent",
         ),
         (
             {"layer_types": ["linear_attention", "full_attention"] * 16},
@@ -687,23 +687,23 @@ def test_fields_decide_whether_tokens_see_later_ones(tmp_path, name, changes, is
         ),
         (
             {"use_cla": True},
-            "use_cla True is ignored: transformers has no layers that share keys and values in llama",
+            "use_cla True is ignored: no layer of llama shares keys and values",
         ),
         (
             {"cross_attention_layers": [3]},
-            "cross_attention_layers [3] is ignored: transformers has no cross attention in llama",
+            "cross_attention_layers [3] is ignored: no layer of llama has cross attention",
         ),
         (
             PUBLISHED["deepseek-ai/DeepSeek-V2-Lite"][0] | {"index_topk": 2048},
-            "index_topk 2048 is ignored: transformers has no sparse attention in deepseek_v2",
+            "index_topk 2048 is ignored: no layer of deepseek_v2 has sparse attention",
         ),
         (
             PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0] | {"n_shared_experts": 2},
-            "n_shared_experts 2 is ignored: transformers has no shared experts in mixtral",
+            "n_shared_experts 2 is ignored: no layer of mixtral has shared experts",
         ),
         (
             PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0] | {"first_k_dense_replace": 1},
-            "first_k_dense_replace 1 is ignored: transformers has no dense layers among sparse ones",
+            "first_k_dense_replace 1 is ignored: no layer of mixtral is dense",
         ),
     ],
 )

@@ -953,38 +953,36 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
 
 
 def _warn_of_parts(fields: _Fields, model: Architecture) -> None:
-    """Warn of fields about parts that no layer of the model has, because its type has none."""
+    """Warn of fields about parts that no layer of the model has, mostly because its type has none."""
     kind = fields.text("model_type")
     experts = [run.ffn for run in model.kinds if isinstance(run.ffn, Experts)]
     is_latent = any(run.attention is not None and run.attention.latent for run in model.kinds)
     is_stated_off = fields.table.get("use_mla") is False  # Hunyuan states the sizes all the same
     for part, is_counted in (
-        ("experts", bool(experts)),
+        ("has experts", bool(experts)),
         # Where there are no experts, the size of the shared one is that of the dense part.
-        ("shared experts", not experts or any(ffn.shared_size for ffn in experts)),
-        ("dense layers among sparse ones", len(experts) < len(model.kinds)),
-        ("latent attention", is_latent or is_stated_off),
+        ("has shared experts", not experts or any(ffn.shared_size for ffn in experts)),
+        ("is dense", len(experts) < len(model.kinds)),
+        ("has latent attention", is_latent or is_stated_off),
         # Types that may have such layers state their sizes where all layers have attention, too.
-        ("recurrent layers", kind in _READERS),
-        ("sparse attention", False),
-        ("layers that share keys and values", False),
-        ("cross attention", False),
+        ("is recurrent", kind in _READERS),
+        ("has sparse attention", False),
+        ("shares keys and values", False),
+        ("has cross attention", False),
     ):
         names = () if is_counted else _PARTS[part]
         if name := next((name for name in names if _is_set(fields.table.get(name), part)), None):
-            fields.warn(
-                "%s %s is ignored: transformers has no %s in %s", name, fields.table[name], part, kind
-            )
+            fields.warn("%s %s is ignored: no layer of %s %s", name, fields.table[name], kind, part)
 
 
 def _is_set(value: Any, part: str) -> bool:
     """Return whether a field switches a part on; one expert is a dense feed-forward part."""
-    return value not in (None, False, 0, [], {}) and not (part == "experts" and value == 1)
+    return value not in (None, False, 0, [], {}) and not (part == "has experts" and value == 1)
 
 
 _PARTS = {
-    "experts": ("num_experts", *_SPELLINGS["num_experts"]),
-    "shared experts": (
+    "has experts": ("num_experts", *_SPELLINGS["num_experts"]),
+    "has shared experts": (
         "n_shared_experts",
         "num_shared_experts",
         "num_shared_expert",
@@ -993,12 +991,12 @@ _PARTS = {
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
-    "dense layers among sparse ones": ("first_k_dense_replace", "mlp_only_layers", "num_dense_layers"),
-    "latent attention": ("kv_lora_rank", "q_lora_rank", "use_mla"),
-    "recurrent layers": ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads"),
-    "sparse attention": ("index_topk", "index_n_heads"),
-    "layers that share keys and values": ("use_cla", "num_kv_shared_layers"),
-    "cross attention": ("cross_attention_layers",),
+    "is dense": ("first_k_dense_replace", "mlp_only_layers", "num_dense_layers"),
+    "has latent attention": ("kv_lora_rank", "q_lora_rank", "use_mla"),
+    "is recurrent": ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads"),
+    "has sparse attention": ("index_topk", "index_n_heads"),
+    "shares keys and values": ("use_cla", "num_kv_shared_layers"),
+    "has cross attention": ("cross_attention_layers",),
 }
 """Fields that switch parts of layers on in some model types; others ignore them."""
 
