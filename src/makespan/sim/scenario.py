@@ -37,7 +37,7 @@ class Scenario(Displayed):
     catalogue
         Configurations of the jobs, with true times and the times that policies believe.
     restart_delay_s
-        Time without progress after each start and change [s], or a function of job, old and new allocation.
+        Time without progress after each start and change [s], or a `RestartCost`, which has one for each.
     interval_s
         Length of a round [s]; None for the policy's own, 0 to ask after each event.
     failures, checkpoint_interval_s
