@@ -322,7 +322,7 @@ def job_metrics(
     outcomes
         Table of schema `makespan.tables.OUTCOMES`.
     n_gpus, restart_delay_s
-        Devices of the cluster, and restart delay of the simulation [s].
+        Devices of the cluster, and delay of the first start in the simulation [s].
     extra_steps
         Steps that each job ran beyond its own.
 
