@@ -169,7 +169,8 @@ class Decision:
     changes
         From job to its new allocation, or None to suspend it; all other jobs stay as they are.
     wake_up_s
-        Ask again at this time [s], or in the first round after it, even if nothing happens before.
+        Ask again at this time [s], or in the first round after it, even if nothing happens before. Later
+        decisions do not cancel it.
     """
 
     changes: Mapping[str, Allocation | None] = field(default_factory=dict)
