@@ -304,13 +304,15 @@ def choose_by_type(groups: Sequence[Group], present: Mapping[str, int]) -> list[
     from scipy.optimize import LinearConstraint, milp  # loads slowly, and most clusters have one type
 
     choices = [(row, size) for row, group in enumerate(groups) for size in group.sizes]
-    # The empty name stands for any type, and counts all devices.
-    limits = {**present, "": sum(present.values())}
+    limits = dict(present)
+    if any(not size.gpu_type for _, size in choices):
+        limits[""] = sum(present.values())  # devices of any type, which those of all types count against
     row_of_type = {name: len(groups) + number for number, name in enumerate(limits)}
     uses = np.zeros((len(groups) + len(limits), len(choices)))
     for column, (row, size) in enumerate(choices):
         uses[row, column] = 1
-        uses[row_of_type[size.gpu_type], column] = uses[row_of_type[""], column] = size.n_gpus
+        for name in {size.gpu_type, ""} & limits.keys():
+            uses[row_of_type[name], column] = size.n_gpus
     costs = np.array([cost for group in groups for cost in group.costs])
     is_held = np.array([size.is_held(groups[row].jobs[0]) for row, size in choices])
     found = milp(
