@@ -289,9 +289,8 @@ def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
     delay: Any = restart_delay_s
     if isinstance(delay, bool) or not isinstance(delay, Real):
         raise InputError(f"restart_delay_s is {shown(delay)}; expected a finite time in s, or a RestartCost")
-    delay_s = float(delay)
-    _check_delay("restart_delay_s", delay_s)
-    return RestartDelays.constant(delay_s)
+    _check_delay("restart_delay_s", delay)
+    return RestartDelays.constant(float(delay))
 
 
 def delay_of(cost: RestartCost, job: JobSpec, old: Allocation | None, new: Allocation) -> float:
@@ -312,6 +311,6 @@ def _is_delay(value: object) -> bool:
     return bool(0 <= number <= _LONGEST_S)
 
 
-def _check_delay(name: str, delay_s: float) -> None:
+def _check_delay(name: str, delay_s: Any) -> None:
     if not 0 <= delay_s <= _LONGEST_S:
-        raise InputError(f"{name} is {delay_s!r}; expected a finite time in s, not negative")
+        raise InputError(f"{name} is {shown(delay_s)}; expected a finite time in s, not negative")
