@@ -101,7 +101,7 @@ def compare(
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     MakespanError
-        No policy is given or one is unknown.
+        No policy is given, one is unknown, or two have the same name.
     """
     _check_scenario(scenario)
     if isinstance(policies, str | Path | bytes) or not isinstance(policies, Iterable):
@@ -110,6 +110,9 @@ def compare(
     if not chosen:
         raise InputError("no policies to compare; expected at least one")
     names = [policy.name for policy in chosen]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(f"policies has the name {repeated!r} twice; expected names that tell its rows apart")
     asked: object = baseline
     if asked is not None and not (isinstance(asked, str) and asked in names):
         raise InputError(f"baseline {shown(baseline)} is not among the policies; expected {', '.join(names)}")

@@ -7,6 +7,7 @@ for tuples, texts for paths.
 import inspect
 import math
 import os
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -18,7 +19,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args
 
 from makespan.errors import InputError, MakespanError, shown, unknown_name
 
-_INF = math.inf
+_INF, _MOST = math.inf, sys.float_info.max
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -74,10 +75,12 @@ def check_fields(
         if all(type(value) in kind.exact for kind, value in zip(kinds.values(), values, strict=False)):
             sound.add(tuple(map(type, values)))
     for at in numbers:
-        if values[at] != values[at]:
+        value = values[at]
+        # Not NaN, and no whole number beyond all floats.
+        if value != value or (type(value) is int and not -_MOST <= value <= _MOST):
             name = list(_kinds(owner))[at]
             raise error(
-                f"{_place(record, where)}{name} is {values[at]}; expected {_kinds(owner)[name].accepted}"
+                f"{_place(record, where)}{name} is {shown(value)}; expected {_kinds(owner)[name].accepted}"
             )
     for names, least in ((positive, 1), (not_negative, 0)):
         for name in names:

@@ -54,7 +54,8 @@ _NODE_CHANGES = [
     EventKind.CAPACITY_WITHDRAWN.value,
     EventKind.CAPACITY_RETURNED.value,
 ]
-Shapes = tuple[tuple[int, ...], ...]  # devices per node, largest first, of each placement of a job
+# Devices per node, largest first, and their types, empty for any, of each placement of a job.
+Shapes = tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
 
 
 @typed
@@ -182,7 +183,8 @@ def fragmentation_over_time(
     """Return the free devices that no waiting job can use, after each instant.
 
     All free devices count while jobs wait and none of them could start as requested on any placement for
-    which its plan is known; none count while no job waits or one could start.
+    which its plan is known; none count while no job waits or one could start. Guests do not wait, and devices
+    that they use and nobody holds are free, as jobs that wait could hold them.
 
     Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_free``, ``gpus_fragmented``
     and ``fragmentation_ratio``, the fragmented over all devices present; each row holds until the next.
@@ -194,13 +196,15 @@ def fragmentation_over_time(
     """
     table = EVENTS.validate(events, where="events")
     fitting = catalogue.on(cluster)
-    shapes = {job.job_id: tuple(c.counts for c in fitting.as_requested(job)) for job in jobs}
+    shapes = {
+        job.job_id: tuple((c.counts, c.types_by_count) for c in fitting.as_requested(job)) for job in jobs
+    }
     state = NodeState(table, cluster, shapes)
     rows = []
     for time_s, instant in table.groupby("time_s", sort=True):
-        columns = (instant[name] for name in ("kind", "job_id", "nodes", "n_gpus"))
-        for kind, job_id, nodes, n_gpus in zip(*columns, strict=True):
-            state.apply(kind, job_id, nodes, n_gpus)
+        columns = (instant[name] for name in ("kind", "job_id", "nodes", "n_gpus", "shared_nodes"))
+        for kind, job_id, nodes, n_gpus, shared_nodes in zip(*columns, strict=True):
+            state.apply(kind, job_id, nodes, n_gpus, shared_nodes)
         rows.append((time_s, *state.free_and_fragmented()))
     frame = pd.DataFrame(rows, columns=["time_s", "gpus_free", "gpus_fragmented", "gpus_present"])
     present = frame.pop("gpus_present")
@@ -222,31 +226,34 @@ class NodeState:
 
     def __init__(self, table: pd.DataFrame, cluster: ClusterSpec, shapes: Mapping[str, Shapes]) -> None:
         self._sizes = [node.n_gpus for node in cluster.nodes]
+        self._types = [node.gpu.name for node in cluster.nodes]
         self._shapes = shapes
         self._free = self._sizes.copy()
         self._up = [True] * len(self._sizes)
         self._held: dict[str, dict[int, int]] = {}
-        self._waiting: dict[Shapes, int] = {}
+        self._queue: set[str] = set()  # waiting jobs
+        self._waiting: dict[Shapes, int] = {}  # how many of them want one of some shapes
         joined, failed = EventKind.NODE_JOINED.value, EventKind.NODE_FAILED.value
         of_nodes = table[table["kind"].isin([joined, failed])]
         for node, kind in of_nodes.groupby("nodes")["kind"].first().items():
             self._up[int(str(node))] = kind == failed
 
-    def apply(self, kind: str, job_id: str, nodes: str, n_gpus: int) -> None:
-        """Apply one event."""
+    def apply(self, kind: str, job_id: str, nodes: str, n_gpus: int, shared_nodes: str = "") -> None:
+        """Apply one event; a guest holds nothing, but does not wait."""
         if not job_id:
             self._apply_to_node(kind, int(nodes), n_gpus)
             return
-        before = self._held.get(job_id)
+        before = self._held.get(job_id, {})
         after = {int(node): int(n) for node, n in (share.split(":") for share in nodes.split())}
-        for shares, sign in ((before or {}, 1), (after, -1)):
+        for shares, sign in ((before, 1), (after, -1)):
             for node, count in shares.items():
                 self._free[node] += sign * count
         self._held[job_id] = after
-        is_over = kind == EventKind.FINISHED.value
-        waits, waited = not after and not is_over, before == {}
-        shapes = self._shapes[job_id]
-        self._waiting[shapes] = self._waiting.get(shapes, 0) + int(waits) - int(waited)
+        waits = not (nodes or shared_nodes or kind == EventKind.FINISHED.value)
+        if waits != (job_id in self._queue):
+            shapes = self._shapes[job_id]
+            self._waiting[shapes] = self._waiting.get(shapes, 0) + (1 if waits else -1)
+            (self._queue.add if waits else self._queue.remove)(job_id)
 
     def free(self) -> list[int]:
         """Return the free devices of every node, 0 where it is down."""
@@ -257,7 +264,7 @@ class NodeState:
         free = self.free()
         present = sum(size for size, up in zip(self._sizes, self._up, strict=True) if up)
         wanted = [shapes for shapes, number in self._waiting.items() if number]
-        usable = any(fits(free, counts) for shapes in wanted for counts in shapes)
+        usable = any(fits_by_type(free, self._types, *shape) for shapes in wanted for shape in shapes)
         total = sum(free)
         return total, total if wanted and not usable else 0, present
 
@@ -274,6 +281,20 @@ def fits(free: Sequence[int], counts: Sequence[int]) -> bool:
     """Return whether shares, largest first, fit on as many different nodes."""
     largest = np.sort(np.asarray(free))[::-1]
     return len(counts) <= len(largest) and bool((largest[: len(counts)] >= np.asarray(counts)).all())
+
+
+def fits_by_type(
+    free: Sequence[int], types: Sequence[str], counts: Sequence[int], wanted: Sequence[str]
+) -> bool:
+    """Return whether shares of wanted types, empty for any, fit on as many different nodes."""
+    # Types of device do not compete for nodes, so each can be placed by itself.
+    return all(
+        fits(
+            [n for n, found in zip(free, types, strict=True) if name in ("", found)],
+            [n for n, kind in zip(counts, wanted, strict=True) if kind == name],
+        )
+        for name in dict.fromkeys(wanted)
+    )
 
 
 # --- Metrics of jobs and of a simulation ---
@@ -301,7 +322,7 @@ def job_metrics(
     outcomes
         Table of schema `makespan.tables.OUTCOMES`.
     n_gpus, restart_delay_s
-        Devices of the cluster, and restart delay of the simulation [s].
+        Devices of the cluster, and delay of the first start in the simulation [s].
     extra_steps
         Steps that each job ran beyond its own.
 
@@ -765,19 +786,12 @@ class _Replay:
             and item.iter_time_s < (1.0 - saving) * held.item.iter_time_s
             and (item.is_known or item in seen)
         ]
-        nodes = self.cluster.nodes
+        types = [node.gpu.name for node in self.cluster.nodes]
         for item in sorted(larger, key=lambda item: item.iter_time_s):
             moment_s = held.gains_until(item, self.delay_s, saving)
             if moment_s <= now_s:
                 return moment_s  # slower configurations pay even less
-            # Types of device do not compete for nodes, so each can be placed by itself.
-            if all(
-                fits(
-                    [n for n, node in zip(free, nodes, strict=True) if name in ("", node.gpu.name)],
-                    [n for n, kind in zip(item.counts, item.types_by_count, strict=True) if kind == name],
-                )
-                for name in dict.fromkeys(item.types_by_count)
-            ):
+            if fits_by_type(free, types, item.counts, item.types_by_count):
                 return moment_s
         return -inf
 

@@ -1,5 +1,6 @@
 """Arguments and fields of another kind are refused in one line, and numbers of numpy are numbers."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -158,6 +159,8 @@ def test_simulations_refuse_what_they_cannot_use():
         (lambda: makespan.scenario("naive", predictions="exactly"), "unknown predictions 'exactly'"),
         (lambda: makespan.scenario("naive", restart_delay_s="5"), "restart_delay_s is '5'; expected"),
         (lambda: replace(scenario, catalogue=None), "catalogue is None; expected a Catalogue"),
+        (lambda: replace(scenario, interval_s=10**400), "interval_s is 1000.*; expected a number or None"),
+        (lambda: replace(scenario, checkpoint_interval_s=math.inf), "checkpoint_interval_s is inf; expected"),
         (lambda: replace(scenario, interval_s="60"), "interval_s is '60'; expected a number or None"),
         (lambda: makespan.compare(scenario, 5), "policies is 5; expected a list of them"),
         (lambda: makespan.compare(scenario, [5]), "int is not a policy"),
@@ -166,6 +169,8 @@ def test_simulations_refuse_what_they_cannot_use():
         (lambda: makespan.simulate(scenario, None), "NoneType is not a policy"),
         (lambda: restart_cost(True), "restart_delay_s is True"),
         (lambda: replace(job, steps=True), "steps is True; expected a whole number"),
+        (lambda: restart_cost(10**400), "restart_delay_s is 1000.*; expected a finite time"),
+        (lambda: replace(job, submit_time_s=10**400), "submit_time_s is 1000.*; expected a number"),
         (lambda: replace(job, submit_time_s="0"), "submit_time_s is '0'; expected a number"),
         (lambda: JobSpec(5, 0.0, "bert", 1, 1, "DP", 1), "job 5: job_id is 5; expected text"),
         (lambda: Recovery("resilient", f=True), "recovery: f is True"),

@@ -4,7 +4,16 @@ import math
 
 import pandas as pd
 import pytest
-from toy_cluster import one_gpu_catalogue, simulate, throughput_rows, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import (
+    FAST,
+    mixed_nodes,
+    one_gpu_catalogue,
+    simulate,
+    throughput_rows,
+    toy_catalogue,
+    toy_job,
+    toy_nodes,
+)
 
 from makespan.errors import TraceError
 from makespan.metrics import (
@@ -217,6 +226,37 @@ def test_free_devices_are_fragmented_while_no_waiting_job_fits() -> None:
     assert series["gpus_free"].tolist() == [3, 2, 2, 3, 1, 2, 4]
     assert series["gpus_fragmented"].tolist() == [0, 0, 2, 0, 0, 0, 0]
     assert fragmentation_ratio(series) == pytest.approx((4.0 * 2 / 4) / 12.0)
+
+
+def test_free_devices_of_another_type_are_fragmented() -> None:
+    rows = [("ga", "1", 2.0), ("ga", "11", 1.0)]
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", rows)], gpu_type=FAST)
+    jobs, spec = [toy_job("a"), toy_job("b", 1.0, n_gpus=2)], mixed_nodes(2, 1)
+    table = events(
+        (0.0, "submitted", "a", *NONE),
+        (0.0, "started", "a", "0:1", 1, "DP", 1.0),
+        (1.0, "submitted", "b", *NONE),  # 3 GPUs are free, one of which is fast
+        (5.0, "finished", "a", *NONE),
+        (6.0, "finished", "b", *NONE),
+    )
+    series = fragmentation_over_time(table, jobs, spec, catalogue)
+    assert series["gpus_fragmented"].tolist() == [0, 3, 0, 0]
+
+
+def test_guests_do_not_wait_for_devices() -> None:
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0)])])
+    jobs, spec = [toy_job("a", n_gpus=2), toy_job("b", 1.0, n_gpus=2)], toy_nodes(1, 3)
+    table = events(
+        (0.0, "submitted", "a", *NONE),
+        (0.0, "started", "a", "0:2", 2, "DP", 1.0),
+        (1.0, "submitted", "b", *NONE),
+        (2.0, "started", "b", "", 0, "DP", 2.0),
+        (8.0, "suspended", "b", *NONE),
+        (9.0, "finished", "b", *NONE),
+    )
+    table.loc[3, "shared_nodes"] = "0:2"
+    series = fragmentation_over_time(table, jobs, spec, catalogue)
+    assert series["gpus_fragmented"].tolist() == [0, 1, 0, 1, 0]
 
 
 def test_devices_of_a_node_that_is_down_are_not_free() -> None:

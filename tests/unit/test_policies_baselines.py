@@ -581,7 +581,7 @@ def test_the_integer_knapsack_finds_the_least_cost(case) -> None:
 def typed_programmes(draw):
     groups = []
     for _ in range(draw(st.integers(1, 4))):
-        kinds = st.tuples(st.integers(1, 6), st.sampled_from("ab"))
+        kinds = st.tuples(st.integers(1, 6), st.sampled_from(["a", "b", ""]))
         sizes = sorted(draw(st.sets(kinds, min_size=1, max_size=4)))
         costs = [draw(st.integers(-40, 5)) / 8 for _ in sizes]
         jobs = (SimpleNamespace(allocation=None),) * draw(st.integers(1, 3))
@@ -590,17 +590,20 @@ def typed_programmes(draw):
 
 
 def _least_cost_by_type(groups, present):
-    """Dynamic programming: costs by devices used of both types, job after job."""
-    best = {(0, 0): 0.0}
+    """Dynamic programming: costs by devices used of both types, and of any, job after job."""
+    best = {(0, 0, 0): 0.0}
     for group in groups:
         for _ in group.jobs:
             grown = dict(best)
             for (used, cost), (size, more) in product(
                 best.items(), zip(group.sizes, group.costs, strict=True)
             ):
-                a, b = (n + size.n_gpus * (size.gpu_type == name) for n, name in zip(used, "ab", strict=True))
-                if a <= present["a"] and b <= present["b"]:
-                    grown[a, b] = min(grown.get((a, b), 1e9), cost + more)
+                a, b, c = (
+                    n + size.n_gpus * (size.gpu_type == name)
+                    for n, name in zip(used, ("a", "b", ""), strict=True)
+                )
+                if a <= present["a"] and b <= present["b"] and a + b + c <= sum(present.values()):
+                    grown[a, b, c] = min(grown.get((a, b, c), 1e9), cost + more)
             best = grown
     return min(best.values())
 
@@ -620,6 +623,7 @@ def test_the_knapsack_of_several_types_finds_the_least_cost(case) -> None:
     )
     for name, most in present.items():
         assert sum(number * size.n_gpus for number, size, _ in taken if size.gpu_type == name) <= most
+    assert sum(number * size.n_gpus for number, size, _ in taken) <= sum(present.values())
     assert sum(number * cost for number, _, cost in taken) == pytest.approx(
         _least_cost_by_type(groups, present)
     )
@@ -632,6 +636,15 @@ def test_sia_uses_all_types_and_moves_a_job_to_a_faster_one_that_becomes_free() 
     assert set(first.loc[first["kind"] == "started", "iter_time_s"]) == {1.0, 3.0}
     steps = result.events[result.events["kind"].isin(["started", "reconfigured"])]
     assert steps.loc[steps["job_id"] == "b", "iter_time_s"].tolist() == [3.0, 1.0]
+
+
+def test_sia_places_workloads_with_times_of_a_type_beside_those_that_run_on_any() -> None:
+    free = TableCatalogue.from_tables([throughput_rows("t5", [("ga", "1", 1.0)])])
+    both = TableCatalogue.joined([typed({FAST: 1.0}), free])
+    jobs = [job("a"), job("b", workload="t5"), job("c", workload="t5")]
+    result = run("sia", jobs, mixed_nodes(1, 1), 0.0, both)
+    first = result.events[(result.events["time_s"] == 0.0) & (result.events["kind"] == "started")]
+    assert sorted(first["nodes"]) == ["0:1", "1:1"]
 
 
 def test_sia_keeps_what_jobs_hold_where_others_would_gain_as_much() -> None:

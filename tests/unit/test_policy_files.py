@@ -231,6 +231,7 @@ def test_a_broken_policy_of_the_registry_concerns_only_those_who_ask_for_it(file
         ),
         ("Decision(changes, float('nan')), state", "wake_up_s is nan; expected a time after"),
         ("Decision(changes, float('inf')), state", "wake_up_s is inf; expected a time after"),
+        ("Decision(changes, 10**400), state", "wake_up_s is 1000"),
         ("Decision(changes, -1), state", "wake_up_s is -1; expected a time after"),
         ("Decision(changes, 'soon'), state", "wake_up_s is 'soon'; expected a time after"),
     ],

@@ -3,7 +3,9 @@
 import gc
 import math
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pandas as pd
 import pytest
 from toy_cluster import (
@@ -19,7 +21,7 @@ from toy_cluster import (
 
 from makespan.errors import InputError, MakespanError, TraceError, UnknownNameError
 from makespan.hardware import ClusterSpec
-from makespan.policies import REGISTRY, policy
+from makespan.policies import REGISTRY, FreeResources, policy
 from makespan.sim import (
     Allocation,
     Decision,
@@ -207,6 +209,67 @@ def test_a_policy_may_ask_to_be_woken(interval_s, expected):
 
     run([toy_job()], script, interval_s=interval_s)
     assert times[-1] == expected and len(times) == 2
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.uint8])
+def test_nodes_may_be_numbers_of_numpy(kind):
+    counts = []
+
+    def script(view):
+        counts.append(view.free_histogram)
+        free = FreeResources.of(view, is_tight=False)
+        changes = {}
+        for job in view.pending:
+            item = view.catalogue.requested(job.spec)
+            nodes = tuple(kind(node) for node in free.fit(item))
+            free.take(item, nodes)
+            changes[job.spec.job_id] = item.on(nodes)
+        return changes
+
+    jobs = [toy_job(f"{number}", n_gpus=1) for number in range(70)] + [toy_job("last", 1.0)]
+    result = run(jobs, script, toy_nodes(71, 1))
+    assert counts[:2] == [[0, 71], [70, 1]]
+    assert result.outcomes["first_start_s"].tolist() == [0.0] * 70 + [1.0]
+
+
+@pytest.mark.parametrize("length_s", [np.float32(0.1), np.int8(60), Fraction(1, 3)])
+def test_rounds_of_any_kind_of_number_are_as_exact_as_those_of_a_float(length_s):
+    jobs = [toy_job(f"{number}", 90.7 * number) for number in range(9)]
+    found, expected = (
+        run(jobs, Scripted(start_all, interval_s=value), interval_s=None)
+        for value in (length_s, float(length_s))
+    )
+    pd.testing.assert_frame_equal(found.events, expected.events)
+
+
+class Cost:
+    """A restart cost that is not one delay."""
+
+    expected_s = 4.0
+
+    def __init__(self, delay_s):
+        self.delay_s = delay_s
+
+    def __call__(self, job, old, new):
+        return self.delay_s
+
+
+@pytest.mark.parametrize("delay_s", [-5.0, math.nan, math.inf, None, "4"])
+def test_a_restart_cost_returns_a_time(delay_s):
+    with pytest.raises(
+        InputError, match=r"restart_delay_s of job 'a' on 0:1 is .*; expected a finite time in s"
+    ):
+        run([toy_job()], restart_delay_s=Cost(delay_s))
+
+
+def test_a_restart_cost_says_what_to_expect():
+    with pytest.raises(InputError, match="whose expected_s is None; expected a RestartCost"):
+        run([toy_job()], restart_delay_s=lambda job, old, new: 4.0)
+
+
+def test_a_restart_cost_may_be_a_number_of_numpy():
+    found = run([toy_job(steps=1000)], restart_delay_s=Cost(np.float32(3.3)))
+    assert found.outcomes["finish_time_s"].tolist() == [float(np.float32(3.3)) + 1001]
 
 
 def test_waking_up_in_the_past_is_refused():

@@ -27,9 +27,11 @@ from makespan.sim import (
     NodeEvent,
     NodeEventKind,
     RestartDelays,
+    Scenario,
     validate_schedule,
 )
 from makespan.sim.state import EventQueue
+from makespan.studies import run as run_scenario
 
 WITHDRAWN, RETURNED = NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED
 
@@ -286,6 +288,18 @@ def test_a_restart_costs_what_its_kind_costs(cost, total_s):
     other = RestartDelays(first_start_s=5.0, replan_s=2.0, move_s=5.0)
     found = validate_schedule(result.events, jobs, spec, toy_catalogue(), other)
     assert "restart" in {violation.rule for violation in found}
+
+
+def test_a_job_alone_is_not_slowed_down_whatever_its_first_start_costs():
+    jobs, spec = (toy_job(steps=9),), toy_nodes(1, 1)
+    for cost, jct_s in (
+        (RestartDelays.changes_only(90.0), 10.0),
+        (RestartDelays.first_start_only(90.0), 100.0),
+    ):
+        scenario = Scenario("alone", jobs, spec, one_gpu_catalogue(), restart_delay_s=cost)
+        found = run_scenario(scenario, "fifo")
+        assert (found.metrics.avg_jct_s, found.restart_delay_s) == (jct_s, 90.0)
+        assert (found.metrics.avg_slowdown, found.metrics.avg_finish_time_fairness) == (1.0, 1.0)
 
 
 def test_a_delay_out_of_range_is_refused():

@@ -146,7 +146,9 @@ class PlacementCache:
         known = self._shares[item]
         packed: int = known.get(nodes, _UNKNOWN)
         if packed is _UNKNOWN:
-            packed = sum([count << self._bits * node for node, count in zip(nodes, item.counts, strict=True)])
+            # Nodes of a policy may be numbers of NumPy, whose shifts overflow.
+            shares = zip(map(int, nodes), item.counts, strict=True)
+            packed = sum([count << self._bits * node for node, count in shares])
             self._remember(known, nodes, packed)
         return packed
 

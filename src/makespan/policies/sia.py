@@ -215,7 +215,7 @@ def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A number of devices of a type: its configurations, fewest nodes first, and normalised speed."""
+    """A number of devices of a type, empty for any: configurations, fewest nodes first, normalised speed."""
 
     n_gpus: int
     gpu_type: str
@@ -304,17 +304,21 @@ def choose_by_type(groups: Sequence[Group], present: Mapping[str, int]) -> list[
     from scipy.optimize import LinearConstraint, milp  # loads slowly, and most clusters have one type
 
     choices = [(row, size) for row, group in enumerate(groups) for size in group.sizes]
-    row_of_type = {name: len(groups) + number for number, name in enumerate(present)}
-    uses = np.zeros((len(groups) + len(present), len(choices)))
+    limits = dict(present)
+    if any(not size.gpu_type for _, size in choices):
+        limits[""] = sum(present.values())  # devices of any type, which those of all types count against
+    row_of_type = {name: len(groups) + number for number, name in enumerate(limits)}
+    uses = np.zeros((len(groups) + len(limits), len(choices)))
     for column, (row, size) in enumerate(choices):
         uses[row, column] = 1
-        uses[row_of_type[size.gpu_type], column] = size.n_gpus
+        for name in {size.gpu_type, ""} & limits.keys():
+            uses[row_of_type[name], column] = size.n_gpus
     costs = np.array([cost for group in groups for cost in group.costs])
     is_held = np.array([size.is_held(groups[row].jobs[0]) for row, size in choices])
     found = milp(
         np.where(is_held, costs * (1 + _TIE), costs),
         integrality=np.ones(len(choices), dtype=int),
-        constraints=LinearConstraint(uses, ub=[*(len(group.jobs) for group in groups), *present.values()]),
+        constraints=LinearConstraint(uses, ub=[*(len(group.jobs) for group in groups), *limits.values()]),
         options={"mip_rel_gap": 0.0},
     )
     if found.x is None:

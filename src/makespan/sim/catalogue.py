@@ -279,15 +279,38 @@ class RestartDelays:
 def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
     """Return a cost given as such or as one delay [s]; InputError unless that is finite and not negative."""
     if callable(restart_delay_s):
+        expected_s = getattr(restart_delay_s, "expected_s", None)
+        if not _is_delay(expected_s):
+            raise InputError(
+                f"restart_delay_s is {shown(restart_delay_s)}, whose expected_s is {shown(expected_s)}; "
+                "expected a RestartCost with a finite time in s, not negative"
+            )
         return restart_delay_s
     delay: Any = restart_delay_s
     if isinstance(delay, bool) or not isinstance(delay, Real):
         raise InputError(f"restart_delay_s is {shown(delay)}; expected a finite time in s, or a RestartCost")
-    delay_s = float(delay)
-    _check_delay("restart_delay_s", delay_s)
-    return RestartDelays.constant(delay_s)
+    _check_delay("restart_delay_s", delay)
+    return RestartDelays.constant(float(delay))
 
 
-def _check_delay(name: str, delay_s: float) -> None:
+def delay_of(cost: RestartCost, job: JobSpec, old: Allocation | None, new: Allocation) -> float:
+    """Return the delay of a start or change by a cost [s]; InputError unless finite and not negative."""
+    delay_s = cost(job, old, new)
+    if not _is_delay(delay_s):
+        raise InputError(
+            f"restart_delay_s of job {job.job_id!r} on {new.text} is {shown(delay_s)}; expected a finite "
+            "time in s, not negative"
+        )
+    return float(delay_s)
+
+
+def _is_delay(value: object) -> bool:
+    number: Any = value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return bool(0 <= number <= _LONGEST_S)
+
+
+def _check_delay(name: str, delay_s: Any) -> None:
     if not 0 <= delay_s <= _LONGEST_S:
-        raise InputError(f"{name} is {delay_s!r}; expected a finite time in s, not negative")
+        raise InputError(f"{name} is {shown(delay_s)}; expected a finite time in s, not negative")

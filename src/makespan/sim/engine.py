@@ -169,7 +169,8 @@ class Decision:
     changes
         From job to its new allocation, or None to suspend it; all other jobs stay as they are.
     wake_up_s
-        Ask again at this time [s], or in the first round after it, even if nothing happens before.
+        Ask again at this time [s], or in the first round after it, even if nothing happens before. Later
+        decisions do not cancel it.
     """
 
     changes: Mapping[str, Allocation | None] = field(default_factory=dict)
@@ -246,6 +247,14 @@ def policy_label(policy: Policy, line: int | None = None) -> str:
     return f"{where}{f', line {line}' if line else ''}: policy {policy.name!r}"
 
 
+def _is_time(value: object) -> bool:
+    """Return whether a value is a number that a float can hold, and finite."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (
         lambda it: isinstance(it, str) and _NAME.fullmatch(it) is not None,
@@ -253,7 +262,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "title": (lambda it: isinstance(it, str) and it.isprintable() and bool(it), "a text"),
     "interval_s": (
-        lambda it: it is None or (isinstance(it, Real) and math.isfinite(it) and float(it) >= 0),
+        lambda it: it is None or (_is_time(it) and float(it) >= 0),
         "a finite time in s, or None",
     ),
     "is_clairvoyant": (lambda it: isinstance(it, bool), "True or False"),
@@ -314,12 +323,10 @@ class Adviser:
             accepted = "a mapping from the name of a job to an Allocation or None, each job once"
             found = f"changes are {_shown(changes)}"
             raise self._infeasible(view, f"{found}; expected {accepted}")
-        if wake_up_s is not None:
-            is_time = isinstance(wake_up_s, Real) and math.isfinite(wake_up_s)
-            if not (is_time and float(wake_up_s) > view.time_s):
-                raise self._infeasible(
-                    view, f"wake_up_s is {_shown(wake_up_s)}; expected a time after {view.time_s} s"
-                )
+        if wake_up_s is not None and not (_is_time(wake_up_s) and float(wake_up_s) > view.time_s):
+            raise self._infeasible(
+                view, f"wake_up_s is {_shown(wake_up_s)}; expected a time after {view.time_s} s"
+            )
         return answer
 
     def _infeasible(self, view: ClusterView, problem: str) -> InfeasibleDecision:
@@ -360,6 +367,9 @@ def checked_changes(
             if not (isinstance(new, Allocation) and is_typed):
                 accepted = "an Allocation of a Configuration on numbers of nodes, or None to suspend the job"
                 raise _error(view, policy, job_id, f"cannot have {_shown(new)}; expected {accepted}")
+            if not all(type(node) is int for node in new.nodes):
+                # Numbers of NumPy would overflow in sets of nodes, which are the bits of a number.
+                new = Allocation(new.configuration, tuple(map(int, new.nodes)), new.is_guest)
         if new == job.allocation:
             continue
         problem = _problem(job, new, view, policy)
@@ -889,7 +899,7 @@ class Engine:
             for job, loss in self.given_up():
                 self._roll_back(job, loss, -1, "no devices in time")
         if decision.wake_up_s is not None:
-            self._ask_at(decision.wake_up_s)
+            self._ask_at(float(decision.wake_up_s))
         self._check_idle()
         if has_changed:
             self._check_progress()
@@ -1207,4 +1217,4 @@ def round_length(policy: Policy, interval_s: float | None) -> float | None:
         raise InputError(
             f"interval_s is {length_s!r}; expected a time in s, {US:g} or more, or 0 for no rounds"
         )
-    return length_s or None
+    return float(length_s) if length_s else None

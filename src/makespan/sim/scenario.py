@@ -1,5 +1,6 @@
 """Scenarios: everything that a simulation needs, except the policy, as one value."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -37,7 +38,7 @@ class Scenario(Displayed):
     catalogue
         Configurations of the jobs, with true times and the times that policies believe.
     restart_delay_s
-        Time without progress after each start and change [s], or a function of job, old and new allocation.
+        Time without progress after each start and change [s], or a `RestartCost`, which has one for each.
     interval_s
         Length of a round [s]; None for the policy's own, 0 to ask after each event.
     failures, checkpoint_interval_s
@@ -101,9 +102,9 @@ class Scenario(Displayed):
         """Check numbers, and that the catalogue fits the cluster and the label of its predictions."""
         check_fields(self, "scenario {0.name!r:.80}")
         checkpoint_s = self.checkpoint_interval_s
-        if checkpoint_s is not None and not checkpoint_s > 0:
+        if checkpoint_s is not None and not 0 < checkpoint_s < math.inf:
             raise InputError(
-                f"checkpoint_interval_s is {checkpoint_s!r}; expected a positive time in s, or None"
+                f"checkpoint_interval_s is {checkpoint_s!r}; expected a finite time in s above 0, or None"
             )
         restart_cost(self.restart_delay_s)  # raises where it is neither a time nor a cost
         if not 0 <= self.extra_steps <= _MOST_STEPS:

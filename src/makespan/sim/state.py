@@ -22,7 +22,14 @@ from makespan.arguments import check_fields
 from makespan.errors import InputError, MakespanError, TraceError, shown
 from makespan.hardware import ClusterSpec
 from makespan.lazy import renamed_attributes
-from makespan.sim.catalogue import TOLERANCE, Allocation, Catalogue, Configuration, RestartCost
+from makespan.sim.catalogue import (
+    TOLERANCE,
+    Allocation,
+    Catalogue,
+    Configuration,
+    RestartCost,
+    delay_of,
+)
 from makespan.sim.recovery import Recovery
 from makespan.sim.sharing import Sharing
 from makespan.tables import FAILURES
@@ -855,7 +862,7 @@ class ClusterState:
         ready_s = continues_at_s
         if ready_s is None:
             if delay_s is None:
-                delay_s = self.view.restart_cost(job.spec, job._last, allocation)
+                delay_s = delay_of(self.view.restart_cost, job.spec, job._last, allocation)
             ready_s = now_s + delay_s
         step_s = allocation.configuration.iter_time_s
         # The speed of a guest follows from the pairing on its nodes, which must include this job first.

@@ -602,7 +602,7 @@ class JobAccount:
         elif recovery is not None and self._restarts:
             delay_s = recovery.restart_s
         if delay_s is None:
-            delay_s = self._rules.restart_cost(self.job, self._last, new)
+            delay_s = float(self._rules.restart_cost(self.job, self._last, new))
         self._ready_s = row.time_s + delay_s
         self._last = new
         step_s = max(held.iter_time_s, row.iter_time_s) if is_guest else held.iter_time_s

@@ -30,6 +30,7 @@ from makespan.sim import (
     EventKind,
     Observer,
     Policy,
+    RestartDelays,
     Scenario,
     Schedule,
     Violation,
@@ -167,18 +168,19 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
             last_s / DAY,
             end_s / DAY,
         )
-    delay_s = restart_cost(scenario.restart_delay_s).expected_s
+    cost = restart_cost(scenario.restart_delay_s)
+    first_s = cost.first_start_s if isinstance(cost, RestartDelays) else cost.expected_s
     return Run(
         scenario=scenario.name,
         policy=chosen.name,
-        restart_delay_s=delay_s,
+        restart_delay_s=cost.expected_s,
         interval_s=round_length(chosen, scenario.interval_s),
         given_interval_s=scenario.interval_s,
         metrics=summary(
             schedule.events,
             schedule.outcomes,
             scenario.cluster,
-            restart_delay_s=delay_s,
+            restart_delay_s=first_s,
             extra_steps=scenario.extra_steps,
         ),
         result=schedule,
