@@ -7,7 +7,6 @@ from legible_figures import assert_is_legible
 
 from makespan.claims import Claim
 from makespan.config import check_settings
-from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.papers.experiment import Given
 from makespan.papers.morphling import PAPER
@@ -76,11 +75,6 @@ def test_both_arms_run_the_same_mixes_and_only_one_chooses(studied):
     assert (chosen["threads_per_gpu"] != 8).any()
     ratios = [a / b for a, b in zip(requested["avg_jct_s"], chosen["avg_jct_s"], strict=True)]
     assert threads_worth(studied)["ratio_mean"].tolist() == [pytest.approx(math.sqrt(ratios[0] * ratios[1]))]
-
-
-def test_a_source_without_the_requested_threads_is_refused():
-    with pytest.raises(InputError, match=r"CPU threads \(2, 24\); expected 8"):
-        study(workloads=("llama7",), cpu_threads=(2, 24))
 
 
 def test_choosing_threads_pays_where_the_interval_says_so(studied):
