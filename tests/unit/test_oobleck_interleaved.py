@@ -52,7 +52,10 @@ def test_an_iteration_takes_as_long_as_the_interleaved_order_promises(n_nodes, n
             assert parts == pytest.approx(3 * count + (n_nodes - 1) / n_chunks)
         else:
             assert whole == pytest.approx(3 * n_nodes + 3 * (count - 1) / n_chunks)
-            assert parts < whole or count == 1
+            late, crossing = 2 * count + n_nodes, 2 * n_nodes
+            assert parts == pytest.approx(
+                max(late + (n_nodes - 1) / n_chunks, crossing + (2 * count - 1) / n_chunks)
+            )
 
 
 def _equal(n_nodes, n_chunks):

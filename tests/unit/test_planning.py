@@ -383,13 +383,20 @@ def test_the_bubble_is_that_of_the_schedule():
     # Fewer micro-batches than stages wait for their own last stage: a single one takes p.
     machines = read_machines("64xh100-80")
     for pp, interleave, batch in [
-        (4, 1, 64), (4, 2, 64), (8, 4, 128), (8, 1, 512), (8, 4, 32), (4, 2, 16), (4, 1, 16),
+        (4, 1, 64), (4, 2, 64), (8, 4, 128), (8, 1, 512), (8, 4, 32), (4, 2, 16), (4, 1, 16), (8, 4, 8),
+        (8, 1, 8),
     ]:  # fmt: skip
         layout = Layout(dp=64 // pp, pp=pp, interleave=interleave)
         count = batch // layout.dp
         found = terms(Training(dense(64), 2048, batch), layout, machines)["products"]
         one = terms(Training(dense(64), 2048, layout.dp), Layout(dp=64), machines)["products"]
         assert found == pytest.approx(one / pp * (max(count, pp) + (min(count, pp) - 1) / interleave))
+        # Where the gradients of weights fill it: as long as `interleaved_order` says, in thirds.
+        filled = dataclasses.replace(layout, pipeline="zero-bubble")
+        found = terms(Training(dense(64), 2048, batch), filled, machines)["products"]
+        late = 2 * count + max(count, pp) + (pp - 1) / interleave
+        crossing = 2 * pp + (2 * count - 1) / interleave
+        assert found == pytest.approx(one / pp * max(late, crossing) / 3)
 
 
 def test_full_recomputation_costs_one_more_forward_pass():

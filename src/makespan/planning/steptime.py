@@ -533,8 +533,12 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     items = model.n_layers + 2.0 * grid.ends
     uneven = grid.items_per_stage(model) * pp / items
     # Chunks shorten it for as many micro-batches as there are stages; fewer wait for their own last stage.
-    ramp = at_least(pp - count, 0.0) + (at_most(count, pp) - 1) / grid.interleave
-    ramp = ramp * where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
+    late = at_least(pp - count, 0.0)
+    ramp = late + (at_most(count, pp) - 1) / grid.interleave
+    # Gradients of weights fill it, but a single micro-batch has them last: it crosses all stages before.
+    crossing = 2 * pp - 3 * count + (2 * count - 1) / grid.interleave
+    filled = at_least(late + (pp - 1) / grid.interleave, crossing) * (1 / 3)
+    ramp = where(grid.zero_bubble > 0, filled, ramp)
     repeats = (count * uneven + ramp) / pp
     terms = {name: values * repeats for name, values in per_microbatch.items()}
     _add_head(terms, training, grid, count, stack, memory, products_s)

@@ -528,8 +528,8 @@ def zero_bubble_order(stage: int, n_stages: int, n_microbatches: int) -> list[tu
 
     Forward passes and first parts are in the order of `one_f_one_b_order`. Stage i leaves i second parts
     behind, and makes up for them while it would wait for gradients at the end. If all passes take equally
-    long, an iteration of m >= p micro-batches takes 3m + p - 1 of them instead of 3m + 3(p - 1), and no stage
-    keeps more than p micro-batches, as many as the first one under 1F1B.
+    long, an iteration of m >= p micro-batches takes 3m + p - 1 of them instead of 3m + 3(p - 1), one of fewer
+    2m + 2p - 1, and no stage keeps more than p micro-batches, as many as the first one under 1F1B.
 
     Returns
     -------
@@ -554,7 +554,8 @@ def interleaved_order(
     to warm up, and a group for each chunk but the last; then one forward and one backward pass in turn; then
     the backward passes that are left. If backward passes take twice as long as forward ones and chunks
     equally long, an iteration of m >= p micro-batches takes 3m + 3(p - 1)/v forward passes of a device
-    instead of 3m + 3(p - 1), and 3m + (p - 1)/v with backward passes in two parts.
+    instead of 3m + 3(p - 1), and 3m + (p - 1)/v with backward passes in two parts. One of fewer takes
+    3p + 3(m - 1)/v, and the larger one of 2m + p + (p - 1)/v and 2p + (2m - 1)/v with two parts.
 
     Deviation: Megatron-LM wants groups of exactly ``n_places`` micro-batches. Here the number of devices need
     not divide that of micro-batches: there are as many groups of ``n_places`` or more as there can be, about
