@@ -112,7 +112,10 @@ def compare(
     names = [policy.name for policy in chosen]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise InputError(f"policies has the name {repeated!r} twice; expected names that tell its rows apart")
+        raise InputError(
+            f"two of the policies are named {repeated!r}; expected different names, as given by "
+            f"dataclasses.replace(policy, name='{repeated}-2')"
+        )
     asked: object = baseline
     if asked is not None and not (isinstance(asked, str) and asked in names):
         raise InputError(f"baseline {shown(baseline)} is not among the policies; expected {', '.join(names)}")
